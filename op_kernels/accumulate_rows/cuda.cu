@@ -8,7 +8,7 @@ namespace rec_sdk {
 namespace cuda {
 namespace {
 
-// The sum takes the place of the weight, its compensation the place of a state.
+// Accumulation as an optimizer: the pending sum is the weight, and its compensation is an element state.
 struct Accumulate : REC_SDK_ISA::ElementwiseOptimizer {
   static constexpr int kElementStates = 1;
 

@@ -1,5 +1,5 @@
-// Compensated addition: the sum carries its own rounding error. Generic like the optimizers
-// (common/optimizers.h).
+// Compensated addition: a sum and its accumulated rounding error. T is a float or a plane of floats, as in
+// common/optimizer_base.h.
 #pragma once
 
 #include "op_kernels/common/isa.h"

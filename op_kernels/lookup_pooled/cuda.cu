@@ -19,13 +19,13 @@ using REC_SDK_ISA::BagCursor;
 using REC_SDK_ISA::kBlock;
 using REC_SDK_ISA::with_format;
 
-constexpr int kLookups = kBlock;        // of a block, added one after the other
-constexpr int kGroup = 4;               // rows of a team at once: their loads overlap
+constexpr int kLookups = kBlock;        // lookups of a block, which are added one after the other
+constexpr int kGroup = 4;               // rows that a team loads at once
 constexpr int kTeamLookups = 512;       // longer bags are summed by all teams of the block
-constexpr int kTeamLevels = 4;          // 2^4 blocks of 32
-constexpr int kBlockLevels = 24;        // 2^31 lookups in rounds of at least 8 blocks
-constexpr int kBlocksPerProcessor = 4;  // 64 registers: nvcc would spill to fit in more
-constexpr int64_t kFewBlocks = 512;     // fewer leave parts of a large device idle
+constexpr int kTeamLevels = 4;          // enough for 2^4 blocks of 32 lookups
+constexpr int kBlockLevels = 24;        // enough for 2^31 lookups in rounds of at least 8 blocks
+constexpr int kBlocksPerProcessor = 4;  // 64 registers per thread; with fewer, nvcc would spill
+constexpr int64_t kFewBlocks = 512;     // fewer blocks leave parts of a large device idle
 
 static_assert(kTeamLookups <= kLookups << kTeamLevels, "the stack of a team is too small");
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ int64_t smaller(int64_t a, int64_t b) { return a < b 
 template <class Format, int N>
 class BagColumns {
  public:
-  int length;  // lookups; a sum of 2^31 has no place in aggregate.h's stack either
+  int length;  // number of lookups, below 2^31, which is also the limit of aggregate.h's stack
 
   __device__ __forceinline__ BagColumns(const LookupPooled& a, const Plan& plan, int64_t item,
                                         const Team& team)
@@ -103,8 +103,8 @@ class BagColumns {
 
   __device__ __forceinline__ bool weighted() const { return a_.per_sample_weights != nullptr; }
 
-  // Adds the lookups of kGroup lanes from `lane` on. Lanes after the last repeat it and are not added, so
-  // that no branch stands between the loads.
+  // Adds the lookups of kGroup lanes from `lane` on. Lanes after the last lookup load it again without adding
+  // it, so that there is no branch between the loads.
   template <bool kFull>
   __device__ __forceinline__ void add_group(const Lookup& mine, int lane, int lanes, Columns<N>& sum) const {
     Packed<Format, N> rows[kGroup];
@@ -128,7 +128,7 @@ class BagColumns {
   const LookupPooled& a_;
   const Team& team_;
   int64_t bag_, begin_;
-  int column_;  // 0 outside, where the sum is not used
+  int column_;  // 0 if not inside_; the sum is then not used
   bool inside_;
 };
 

@@ -53,7 +53,7 @@ class WideningLookup {
   __aicore__ inline void widen_tile(int64_t first, int64_t units) {
     LocalTensor<Stored> from = stored_.template DeQue<Stored>();
     LocalTensor<float> to = widened_.template AllocTensor<float>();
-    if (parts_.whole()) {  // with the padding between the rows
+    if (parts_.whole()) {  // also widens the padding between the rows
       widen(to, from, units * width_);
     } else {
       for (int64_t u = 0; u < units; ++u) {

@@ -164,13 +164,14 @@ class WeightsGradient {
   static constexpr int64_t kRowUnit = kUbBlock / sizeof(float);  // rows of a tile
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
   static constexpr int64_t kWidestPanel = 240, kWidestLoad = kWidens ? 512 : kWidestPanel;  // columns
-  static constexpr int64_t kShare = 16;  // bags of a tile are planned in so many parts of its rows
+  static constexpr int64_t kShare = 16;  // the bags of a tile are planned in 16ths of its rows
   // Bytes of UB per column of a row without its products, per column of a product, and per row.
   static constexpr int64_t kBytesOfValue = kWidens ? 2 * sizeof(Stored) + sizeof(float) : 0;
   static constexpr int64_t kBytesOfProduct = kWidens ? sizeof(float) : 2 * sizeof(float);
   static constexpr int64_t kBytesOfRow =
       (LaneSums::floats_of_row(1) + 2) * sizeof(float) + Divisors::kBytesOfRow;
-  static constexpr int64_t kBytesOfGradient = 2 * sizeof(float);  // of a column of a bag's
+  static constexpr int64_t kBytesOfGradient =
+      2 * sizeof(float);  // bytes of UB per column of a bag's gradient
   static constexpr int64_t kOtherBytes =
       ScalarStream<int32_t, kSlots>::kBytes + BagWalk::kBytes + BagSearch::kBytes + 3 * kUbBlock;
   static_assert(kRowUnit * (kWidestLoad * (kBytesOfValue + kBytesOfGradient) +
@@ -181,7 +182,7 @@ class WeightsGradient {
                 "UB");
 
   struct Position {
-    int64_t bag, lookup;  // the lookup is in the bag, or follows its last
+    int64_t bag, lookup;  // the lookup is in the bag, or is the one after its last lookup
   };
 
   // Finds the core's share of the lookups, measured in bytes to move. Bags may be cut.
@@ -227,7 +228,7 @@ class WeightsGradient {
     const int64_t of_row = load_ * kBytesOfValue + pitch_ * kBytesOfProduct + kBytesOfRow;
     const int64_t of_bag = load_ * kBytesOfGradient + TileBags::kBytesOfBag;
     const int64_t left = kUbBytes - kOtherBytes;
-    // All rows of the smallest tile may be bags; of others, the last part is rounded up.
+    // In the smallest tile each row may have its own bag. In other tiles the number of bags is rounded up.
     const int64_t fit =
         maximum(kRowUnit, quotient((left - of_bag) * kShare, kShare * of_row + share * of_bag));
     rows_ = tile_rows(align_down(fit, kRowUnit), end_ - begin_);
@@ -338,8 +339,7 @@ class WeightsGradient {
   __aicore__ inline int64_t list_run(uint32_t tile, int64_t row, int64_t rows, TileBags::List* list_of_tile) {
     const int64_t first = next_, stride = a_.grad_stride;
     const bool mean = walk_.mean();
-    if (!mean)
-      divisors_.set(tile, row, rows, false, 1.0f);  // of the rows that follow in this feature, at least
+    if (!mean) divisors_.set(tile, row, rows, false, 1.0f);  // at least for the next rows of this feature
     TileBags::List list = *list_of_tile;
     int64_t gradient = walk_.sample() * stride + walk_.column(), begin = walk_.first() - first, end = begin;
     const auto ends = walk_.ends();
@@ -393,7 +393,7 @@ class WeightsGradient {
     const uint32_t columns = shape.columns, to_next = static_cast<uint32_t>(load_);
     const uint32_t long_bag = columns % kRepeat == 0 ? columns / kRepeat + 2 : UINT32_MAX;  // 2: of masks
     const LocalTensor<int32_t> ends = bags_.ends(tile);
-    uint32_t begin = 0, count = 0, step = 0;  // of the bag before
+    uint32_t begin = 0, count = 0, step = 0;  // of the previous bag
     OneMask::begin(columns);
     for (uint32_t i = 0, bags = bags_.count(tile); i < bags; ++i) {
       products = products[count * shape.pitch];

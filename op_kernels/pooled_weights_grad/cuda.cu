@@ -17,14 +17,14 @@ using REC_SDK_ISA::BagCursor;
 using REC_SDK_ISA::Float32;
 using REC_SDK_ISA::with_format;
 
-// Four threads hold the 16 lanes of lane_sum, four neighbouring ones each.
+// A team of four threads holds the 16 lanes of lane_sum, four neighbouring lanes in each thread.
 constexpr int kWidth = 4;
 constexpr int kLanes = kWidth * kVector;
-constexpr int kRounds = 4;  // of 16 columns at once: their loads overlap
+constexpr int kRounds = 4;  // rounds of 16 columns that are loaded at once
 
 constexpr int kBlocksPerProcessor = 4;        // 64 registers, for kRounds rounds
-constexpr int64_t kTeams = int64_t{1} << 16;  // about what a large device holds at once
-constexpr int64_t kMostLookups = 32;          // of a team
+constexpr int64_t kTeams = int64_t{1} << 16;  // about as many as a large device runs at once
+constexpr int64_t kMostLookups = 32;          // maximum number of lookups of a team
 
 // The gradient slice of a bag.
 struct Slice {
@@ -46,8 +46,8 @@ __device__ __forceinline__ int64_t bag_behind(const Bags& bags, int64_t before, 
   return j < __ldg(bags.offsets + before + 2) ? before + 1 : bag_of(bags, j, before + 1);
 }
 
-// Adds the products of kRounds rounds from `column` on to the lanes of this thread; no branch stands between
-// the loads.
+// Adds the products of kRoundsNow rounds from `column` on to the lanes of this thread, without a branch
+// between the loads.
 template <class Format, int kRoundsNow>
 __device__ __forceinline__ void add_rounds(const float* grad, const typename Format::Storage* row,
                                            int64_t column, Columns<kVector>& lanes) {

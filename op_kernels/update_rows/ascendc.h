@@ -1,4 +1,4 @@
-// update_rows for arch 2201. See README.md for how the work is split.
+// update_rows for arch 2201. README.md describes how the work is divided.
 #pragma once
 
 #include "op_kernels/common/ascendc/chunk_sums.h"

@@ -11,9 +11,9 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Launches the kernels that run before the update of rows: they write the table of gradients, if there are
-// several, and the sums of hot rows, if there are any. The update takes the result and the changed segments,
-// unless a launch failed.
+// Launches the kernels that run before the update of rows. They write the table of gradients, if there are
+// several, and sum the chunks of hot rows, if there are any. Changes `segments` for the update, and returns
+// the workspace of the chunk sums. The caller must not launch the update if a launch failed.
 HotWorkspace launch_preparation(void* stream, Segments* segments, void* workspace);
 
 // Calls launcher.launch<Optimizer, Weights>(); Weights is a type of record_tile.h.

@@ -28,8 +28,8 @@ inline int64_t workspace_bytes(const Segments& segments) {
   return gradient_table_bytes(segments.lookups) + hot_workspace_bytes(segments);
 }
 
-// Writes the table of gradients to the workspace, one write(part) after the other, and makes the lookups
-// point to it.
+// Writes the table of gradients to the workspace with one call of write(part) per part, and sets
+// lookups->grads to it.
 template <class Write>
 void put_gradient_table(Lookups* lookups, void* workspace, const Write& write) {
   if (lookups->grad_source == nullptr) return;

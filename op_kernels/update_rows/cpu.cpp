@@ -17,7 +17,8 @@ struct Element {
   float weight, states[kStates + 1], g;
 };
 
-// Measures a row in the passes from kPass on; the values are for its elements.
+// Runs the passes over a row from kPass on. Returns the values of the last begin_row, which every element
+// uses.
 template <int kPass, class Optimizer, class ElementAt, class Values>
 REC_SDK_INLINE auto measured(const Optimizer& optimizer, int64_t dim, const ElementAt& element,
                              float* row_states, const Values& values) {
@@ -35,7 +36,7 @@ REC_SDK_INLINE auto measured(const Optimizer& optimizer, int64_t dim, const Elem
   }
 }
 
-// random: numbers of the row, for stochastic rounding.
+// Updates the record of a row with its gradient g. random: the row's numbers for stochastic rounding.
 template <class Optimizer, class Format, int64_t kDim, bool kStochastic>
 REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout& layout, float max_gradient,
                                   const float* __restrict g, RowNumbers random, uint8_t* record,
@@ -47,7 +48,7 @@ REC_SDK_INLINE void update_record(const Optimizer& optimizer, const RecordLayout
   if (widened->needed()) widened->load(record);
   float* states[kStates + 1];
   for (int s = 0; s < kStates; ++s) states[s] = widened->state(record, s);
-  // Row states follow one another, being 4 bytes each.
+  // Row states are consecutive, because each is one float.
   float* row_states = Optimizer::kRowStates > 0 ? widened->state(record, kStates) : nullptr;
 
   const auto element = [&](int64_t k) {

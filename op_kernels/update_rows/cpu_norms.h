@@ -9,8 +9,8 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-// Returns the largest magnitude, or NaN if there is one: magnitudes are compared as the integers of their
-// bits, and NaN is above infinity.
+// Returns the largest magnitude, or NaN if any element is NaN. The bits of magnitudes are compared as
+// integers, in which order NaN is above infinity.
 template <int64_t kDim>
 REC_SDK_INLINE float largest_magnitude(const float* __restrict g, int64_t count) {
   const int64_t dim = kDim > 0 ? kDim : count;
@@ -26,7 +26,8 @@ REC_SDK_INLINE float largest_magnitude(const float* __restrict g, int64_t count)
   return result;
 }
 
-// Not inlined: every optimizer and format shares it.
+// Computes the sum of squares and the largest magnitude of a gradient. Not inlined, because all optimizers
+// and formats share it.
 template <int64_t kDim>
 __attribute__((noinline)) void norms_of_row(const float* g, int64_t count, float* squares, float* largest) {
   *squares = lane_sum(kDim > 0 ? kDim : count, [g](int64_t k) { return g[k] * g[k]; });

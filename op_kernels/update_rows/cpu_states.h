@@ -27,7 +27,7 @@ class WidenedStates {
     return needed_ ? copies_.data() + begin_[s] : reinterpret_cast<float*>(record + layout_.state_offset[s]);
   }
 
-  // Not inlined: every optimizer and format shares these.
+  // Copies the states out of and into a record. Not inlined, because all optimizers and formats share them.
   __attribute__((noinline)) void load(const uint8_t* record) {
     for (int64_t s = 0; s < layout_.state_count; ++s) {
       with_format(layout_.state_dtype[s], [&](auto format) {

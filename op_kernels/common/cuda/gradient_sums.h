@@ -30,12 +30,12 @@ static_assert(kChunk % kBlock == 0 && (kBlocksPerChunk & (kBlocksPerChunk - 1)) 
 // of kChunk.
 __device__ __forceinline__ int64_t chunk_place(int64_t first) { return (first + kChunk - 1) / kChunk; }
 
-// 32 bits, like the offsets, because registers are scarce here.
+// A range of lookups, in 32 bits like the offsets, because registers are scarce here.
 struct LookupRange {
   int first, last;
 };
 
-// Sums of N neighbouring columns in each thread of a team.
+// Sums gradients in a team; each thread sums N neighbouring columns.
 template <int N>
 class GradientSums {
  public:
@@ -60,7 +60,7 @@ class GradientSums {
   }
 
  private:
-  static constexpr int kAhead = 4;  // gradients in flight; the width of every team is a multiple of it
+  static constexpr int kAhead = 4;  // gradients loaded at once; the width of every team is a multiple of it
 
   struct Lookup {
     int64_t
@@ -97,15 +97,15 @@ class GradientSums {
     return sum;
   }
 
-  // Returns numbers whose addition to a term or sum does not change its bits.
+  // Returns -0, whose addition to a term or a sum does not change its bits.
   static __device__ __forceinline__ Columns<N> nothing() {
     Columns<N> columns;
     for (int k = 0; k < N; ++k) columns[k] = -0.0f;
     return columns;
   }
 
-  // Adds the lookups of kAhead lanes from `lane` on, or of `count` lanes if these are fewer. Additions are
-  // unconditional: otherwise the compiler would move each load behind the preceding addition.
+  // Adds the lookups of kAhead lanes from `lane` on, or of `count` lanes if `count` is smaller. Additions are
+  // unconditional, because the compiler would otherwise move each load after the previous addition.
   __device__ __forceinline__ void add_some(const Lookup& mine, int lane, int count, const float* grad,
                                            Columns<N>* sum) const {
     const float* from[kAhead];

@@ -1,6 +1,6 @@
-// The table of gradients on the device. Kernels read it at positions that differ from lane to lane, which is
-// faster in global memory than in parameters. It is written by a kernel that has it as parameters, so that
-// the host does not wait.
+// The table of gradients on the device. Lanes of a warp read different positions of it, which is faster in
+// global memory than in kernel parameters. A separate kernel receives the table as parameters and writes it
+// to global memory, so that the host does not wait for a copy.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,13 +13,13 @@
 namespace rec_sdk {
 namespace cuda {
 
-// 2 KB of the 4 KB that the parameters of a kernel may take.
+// A part of the table, as parameters of a kernel: 2 KB of the 4 KB that a kernel may have.
 struct GradientTablePart {
   static constexpr int kMost = 64;
   Gradient grads[kMost];
 };
 
-// Returns the bytes of workspace, a multiple of 16.
+// Returns the bytes of the table in the workspace, a multiple of 16; 0 if there is only one gradient.
 constexpr int64_t gradient_table_bytes(const Lookups& lookups) {
   static_assert(sizeof(Gradient) % 16 == 0, "what follows the table must stay aligned");
   return lookups.grad_source != nullptr ? lookups.grad_count * static_cast<int64_t>(sizeof(Gradient)) : 0;
@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (i < count) to[i] = part.grads[i];
 }
 
-// Writes the table of gradients to the workspace if there are several, and sets it in the lookups. `grad`
-// becomes the base from which addresses are counted.
+// Writes the table of gradients to the workspace if there are several, and sets lookups->grads to it.
+// lookups->grad becomes the base address, relative to which kernels compute the addresses of gradients.
 inline cudaError_t put_gradient_table(Lookups* lookups, void* workspace, cudaStream_t stream) {
   if (lookups->grad_source == nullptr) return cudaSuccess;
   Gradient* table = static_cast<Gradient*>(workspace);

@@ -1,6 +1,6 @@
 // Hot rows have more than kChunk lookups and are listed in the segments: separate teams sum their whole
-// chunks before the rows are updated. A chunk contains exactly one multiple of kChunk as the number of a
-// lookup; this determines the position of its sum.
+// chunks before the rows are updated. The lookup numbers of a chunk contain exactly one multiple of kChunk,
+// which determines the position of the chunk's sum.
 #pragma once
 
 #include "op_kernels/common/cuda/gradient_sums.h"
@@ -8,10 +8,10 @@
 namespace rec_sdk {
 namespace cuda {
 
-// For fewer lookups, the additional launch takes longer than the longest row can.
+// With fewer lookups, the additional launch would take longer than the sum of the longest possible row.
 constexpr int64_t kLookupsWithoutChunks = 4 * kChunk;
 
-// Returns the number of positions for chunk sums; 0: no rows are summed in chunks.
+// Returns the number of positions for chunk sums, or 0 if no rows are summed in chunks.
 constexpr int64_t chunk_places(const Segments& segments) {
   const int64_t lookups = segments.lookups.count;
   const bool chunks = segments.hot_segment_count > 0 && lookups > kLookupsWithoutChunks;
@@ -33,14 +33,14 @@ __device__ __forceinline__ int last_at_most(const At& at, int64_t count, int val
   return low;
 }
 
-// Returns the hot segment that contains a chunk, given by its number among all chunks; the last one for
-// numbers beyond.
+// Returns the hot segment that contains the chunk with a number among all chunks, or the last hot segment if
+// the number is too large.
 __device__ __forceinline__ HotSegment segment_of(const Segments& segments, int chunk) {
   const HotSegment* all = segments.hot_segments;
   return all[last_at_most([all](int i) { return all[i].chunks_before; }, segments.hot_segment_count, chunk)];
 }
 
-// One team per chunk, and at most one chunk per position. sums: [places, dim].
+// Sums one chunk per team. sums: [places, dim]; there are at most as many chunks as places.
 template <int N>
 __global__ void __launch_bounds__(kBlockThreads)
     sum_chunks(const __grid_constant__ Segments segments, float* sums, int64_t places, int width) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Sums the chunks of the hot rows, if there are any, and sets the sums in the segments.
+// Launches the sums of the chunks of hot rows, if there are any, and sets segments->chunk_sums.
 template <int N>
 cudaError_t launch_sum_chunks(Segments* segments, void* workspace, cudaStream_t stream) {
   segments->chunk_sums = nullptr;

@@ -1,5 +1,5 @@
-// lane_sum of aggregate.h, computed by a team: lane l of 16 adds columns l, l + 16, ... one after the other;
-// then the upper half of the lanes is added to the lower half, repeatedly.
+// Computes lane_sum of aggregate.h in a team. Each lane l of 16 adds columns l, l + 16, ... one after the
+// other. Then the upper half of the lanes is added to the lower half, until one is left.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@ namespace cuda {
 template <int N>
 class LaneSum {
  public:
-  // Adds the terms of team.width * N more columns, with zeros behind the end of the row.
+  // Adds the terms of the next team.width * N columns; terms after the end of the row must be zero.
   __device__ __forceinline__ void add(const Team& team, const Columns<N>& terms) {
     for (int first = 0; first < team.width; first += kThreads) {
       for (int k = 0; k < N; ++k) {

@@ -15,17 +15,17 @@ namespace cuda {
 
 constexpr int kMovedRows = 4;  // rows that a team copies at once, so that their loads overlap
 
-// Enough for the bytes in flight on a host link, and the other multiprocessors stay free for the kernels of
-// other streams: such a copy is slow, and its threads do nothing but wait.
+// Maximum number of blocks of a copy over the host link. It is enough to keep the link busy, and leaves the
+// other multiprocessors to the kernels of other streams, because the threads of such a copy mostly wait.
 constexpr int64_t kHostBlocks = 32;
 constexpr int64_t kDeviceBlocks = int64_t{1} << 20;
 
-// A class that says what is moved has
-//   count, bytes                               rows, and the bytes of one
-//   move<kBytes, kRows>(first, column)         on the device: words of kBytes of kRows rows from `first` on,
-//                                              without a branch between their loads
-//   in_words_of(bytes)                         whether rows and addresses are multiples
-//   over_host_link(&host)                      whether it reaches host memory
+// Moves is a class that describes a copy. It has
+//   count, bytes                               the number of rows, and the bytes of each row
+//   move<kBytes, kRows>(first, column)         on the device, copies a word of kBytes bytes of each of kRows
+//                                              rows from `first` on, without a branch between the loads
+//   in_words_of(bytes)                         whether row size and addresses are multiples of `bytes`
+//   over_host_link(&host)                      sets `host` to whether the copy accesses host memory
 template <int kBytes, class Moves>
 __global__ void __launch_bounds__(kBlockThreads)
     move_rows(const __grid_constant__ Moves moves, const __grid_constant__ Panels panels) {
@@ -61,7 +61,8 @@ inline cudaError_t is_host_memory(const void* address, bool* host) {
   return error;
 }
 
-// Records are multiples of 16 bytes; what else a caller has is copied in smaller words.
+// Launches a copy in words of 16 bytes, which fits all records. Rows of other sizes or alignments are copied
+// in smaller words.
 template <class Moves>
 cudaError_t launch_moves(const Moves& moves, cudaStream_t stream) {
   if (moves.count == 0) return cudaSuccess;
@@ -74,7 +75,7 @@ cudaError_t launch_moves(const Moves& moves, cudaStream_t stream) {
   return move_words<1>(moves, most_blocks, stream);
 }
 
-// gather_rows and scatter_rows, which differ in their direction only.
+// The copies of gather_rows and scatter_rows, which differ only in their direction.
 template <bool kGather>
 struct GatherOrScatter : CopyRows {
   explicit GatherOrScatter(const CopyRows& a) : CopyRows(a) {}
