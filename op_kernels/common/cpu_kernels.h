@@ -1,5 +1,5 @@
 // The CPU kernels, one table of functions per instruction set. Every kernel processes the items [begin, end)
-// of its arguments; ranges may run in any order on any threads, with the same bits as result.
+// of its arguments. Ranges may run in any order on any threads; the results have the same bits.
 #pragma once
 
 #include <cstdint>

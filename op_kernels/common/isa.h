@@ -1,7 +1,7 @@
 // One source, several instruction sets: the cpu.cpp files are compiled once for each, with REC_SDK_ISA naming
 // the namespace. Everything inline that they use lives in that namespace, so that the linker can never merge
-// a function compiled for AVX-512 into the build for a plain machine. For the same reason they use no std::
-// templates.
+// a function compiled for AVX-512 into the code for a machine without it. For the same reason they use no
+// std:: templates.
 #pragma once
 
 #ifndef REC_SDK_ISA

@@ -16,7 +16,7 @@ class RowTiles {
   static constexpr int64_t kSlots = 1024;
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
   static constexpr int64_t kBytesOfValue = 2 * sizeof(Stored) + (kWidens ? sizeof(float) : 0);
-  static constexpr uint32_t kBytes = ScalarStream<int32_t, kSlots>::kBytes;  // beside the tiles
+  static constexpr uint32_t kBytes = ScalarStream<int32_t, kSlots>::kBytes;  // UB besides the tiles
 
   // width: columns of the widest panel; lookups: approximate number of rows of this core; bytes: UB for the
   // tiles.

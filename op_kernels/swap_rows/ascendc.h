@@ -88,7 +88,7 @@ class RowSwapper {
     uint32_t at = 0;
     for (int64_t done = 0; done < rows;) {
       const auto slots = left_slots_.stream.run(first + done, rows - done);
-      const auto places = places_.run(first + done, rows - done);  // as many
+      const auto places = places_.run(first + done, rows - done);  // the same number of elements as slots
       const auto count = static_cast<uint32_t>(slots.count);
       const int64_t from = places.values.GetValue(0), to = places.values.GetValue(count - 1);
       if (from >= 0 && to - from == slots.count - 1) {
@@ -130,7 +130,8 @@ class RowSwapper {
   RowParts parts_;
   int64_t pitch_ = 0, units_of_tile_ = 0;
   AscendC::TQueBind<TPosition::VECIN, TPosition::VECOUT, 2> tiles_;
-  // The next tile's rows are read before this tile's rows are written.
+  // Two streams of the same slots: the load of the next tile reads its slots before the store of this tile
+  // reads the slots of this tile.
   SlotStream left_slots_, taken_slots_;
   SlotStream::Stream places_;
 };

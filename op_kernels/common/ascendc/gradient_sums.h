@@ -116,8 +116,8 @@ class GradientSums {
       lookup += rows.count;
     }
   }
-  // Adds consecutive additional terms to the sums at places of `out`; the terms of a sum end where the next
-  // sum's terms begin. V.
+  // Adds the additional terms of a half to the rows of `out` that `sums` lists. The terms of a row end where
+  // the terms of the next row begin. V.
   __aicore__ inline void add_extra(int half, const ExtraGradients* sums, int64_t n, int64_t width,
                                    const LocalTensor<float>& out) {
     const LocalTensor<float> terms = term(half, 0);

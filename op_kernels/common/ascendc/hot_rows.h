@@ -15,7 +15,8 @@ namespace ascendc {
 
 static_assert(kChunk == kHotLookups, "hot segments are cut into chunks of the segments' own size");
 
-// For fewer lookups, an additional launch (5 to 20 us) takes longer than the longest row can.
+// With fewer lookups, an additional launch (5 to 20 us) takes longer than the sum of the longest possible
+// row.
 constexpr int64_t kLookupsWithoutChunks = 1024;
 
 // The words of a HotSegment.

@@ -119,7 +119,7 @@ class LaneSums {
     return pitch_ / kFloats <= kFarthest ? kFloats : 1;
   }
 
-  // Adds values of the same shape to the sums [.., rows_, 8] from a row on.
+  // Adds the whole blocks of 8 columns of `rows` rows to the lanes of these rows; lanes are [2, rows_, 8].
   template <class Fold>
   __aicore__ inline void add_blocks(const LocalTensor<float>& sums, const LocalTensor<float>& values,
                                     int64_t rows, int64_t width) {

@@ -166,7 +166,7 @@ class RecordTiles {
     return Weights::kBytes == 4 ? plane(set, 0) : stored_[set].template Get<float>();
   }
   __aicore__ inline int64_t row_plane() const { return plan_.rows * plan_.row_pitch; }
-  // The planes of a set whose records have floats come first, then the gradients.
+  // The planes of float weights and of element states come first in a set, then the plane of gradients.
   __aicore__ inline int64_t first_state() const { return Weights::kBytes == 4 ? 1 : 0; }
   __aicore__ inline int64_t float_blocks() const { return first_state() + shape_.element_states; }
 

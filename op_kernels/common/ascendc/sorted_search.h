@@ -37,7 +37,7 @@ class SortedSearch {
   }
 
   // below(t, i, values): returns whether element i of array t is below target t; its fields are
-  // values.get(0), ... Two positions are searched at the same time, because most of the time is waiting.
+  // values.get(0), ... Two positions are searched at the same time, because a search mostly waits for memory.
   template <class T, int64_t kFields, class Below>
   __aicore__ inline void find(const SearchedArray<T> (&arrays)[kTargets], const Below& below,
                               FoundPlace<T, kFields> (&found)[kTargets]) {
@@ -62,7 +62,7 @@ class SortedSearch {
     int64_t start, step, taken;
   };
 
-  // Elements in UB. A sample has its own block.
+  // Access to the elements in UB. A sample has its own UB block; elements of a short range are contiguous.
   template <class T, int64_t kFields>
   struct Values {
     static constexpr int64_t kOfBlock = kUbBlock / sizeof(T);
