@@ -24,6 +24,6 @@ NAMES = {name: module for module, names in MODULES.items() for name in names}
 
 
 def find(name: str) -> "Benchmark":
-    """Returns the benchmark of a name of `NAMES`."""
+    """Returns the benchmark function for a name listed in `NAMES`."""
     found: Benchmark = getattr(importlib.import_module(f"benchmarks.{NAMES[name]}"), name)
     return found

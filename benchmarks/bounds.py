@@ -1,4 +1,4 @@
-"""The bandwidth of a large copy, and the time that a step's bytes take at it."""
+"""Copy bandwidth of the machine, and the time that a step's bytes take at that bandwidth."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def huge_buffer(size: int) -> torch.Tensor:
 
 
 class CopyBound:
-    """A measurement of the copy bandwidth, repeated during a run: a busy moment must not lower the bound.
+    """Copy bandwidth, measured repeatedly during a run so that one busy moment does not lower the bound.
 
     Attributes:
-        bandwidth: the best so far in bytes per second, counting bytes read and written.
+        bandwidth: the highest bandwidth so far, in bytes per second; bytes read and bytes written both count.
     """
 
     def __init__(self, buffer_bytes: int, repeats: int) -> None:
@@ -54,7 +54,7 @@ class CopyBound:
         self.bandwidth = 0.0
 
     def observe(self) -> float:
-        """Measures once more; returns the best bandwidth."""
+        """Repeats the measurement, and returns the highest bandwidth so far."""
         seconds = best_of(lambda: self._target.copy_(self._source), self._repeats)
         self.bandwidth = max(self.bandwidth, 2 * self._source.nbytes / seconds)
         return self.bandwidth

@@ -1,4 +1,4 @@
-"""The machine's ceilings, measured first: copies, rows gathered by the host, and swaps of rows.
+"""Measured ceilings of the machine: bandwidths of copies, of row gathers on the host, and of row swaps.
 
 Copies between host and device, and swaps, are left out if the device is the host.
 """
@@ -37,7 +37,7 @@ class Ceilings:
         self._module = None if device.type == "cpu" else torch.get_device_module(device)
 
     def measure(self) -> list[Row]:
-        """Measures all ceilings, and which kind of swap is faster."""
+        """Measures all ceilings, and determines which kind of swap is faster."""
         found = [self._device_copy(), *self._bus(), *self._host_gathers(), *self._swaps()]
         return [*found, *faster_swaps(found)]
 
@@ -107,7 +107,7 @@ class Ceilings:
         return found
 
     def _swaps(self) -> list[Row]:
-        """Measures swaps into the cache and out of it: through a staging buffer on the device, or directly."""
+        """Measures row swaps into and out of the cache, both through a staging buffer on the device and directly."""
         if self._module is None:
             return []
         count, size = self._options.swap_rows, self._options.swap_rows * self._record_bytes

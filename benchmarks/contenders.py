@@ -1,4 +1,4 @@
-"""Contenders of a step benchmark: this package's, using public names only; rivals are in `rivals.py`."""
+"""Contenders of this package in a step benchmark, using public names only; other libraries are in `rivals.py`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Contender(ABC):
 
     @abstractmethod
     def forward(self, batch: Any) -> Any:
-        """Looks up a result of `inputs`; returns the raw output."""
+        """Runs the forward pass on arguments built by `inputs`; returns the raw output."""
 
     @abstractmethod
     def backward(self, raw: Any) -> None:
-        """Runs the backward pass of an output of `forward`, with the workload's gradient, and the update."""
+        """Runs the backward pass from an output of `forward` with the workload's gradient, then updates the rows."""
 
     def step(self, ids: torch.Tensor) -> Any:
         """Runs forward, backward and update; returns the raw output."""
@@ -60,10 +60,10 @@ class Contender(ABC):
 
 
 def optimizer_of(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Returns the class and keywords of one of OPTIMIZERS.
+    """Returns the class and keyword arguments of one of the OPTIMIZERS.
 
     Raises:
-        NotAvailableError: its class cannot be imported.
+        NotAvailableError: the optimizer's class cannot be imported.
     """
     options: dict[str, Any] = {"lr": LEARNING_RATE}
     if name == "sgd":
@@ -125,7 +125,7 @@ class Ours(Contender):
         device: torch.device = HOST,
         grad: torch.Tensor | None = None,
     ) -> None:
-        """Builds the tables; `grad` is the output's gradient if others share it."""
+        """Builds the tables; `grad` is the output's gradient if several contenders share one tensor."""
         self.name = self.kind + ("" if hashed else "-index") + ("" if cache == 1.0 else f"@{cache:g}")
         self.workload = workload
         self.cache = cache
@@ -136,7 +136,7 @@ class Ours(Contender):
         self.module = self._make()
 
     def _cache_rows(self) -> float | dict[str, int]:
-        """Returns the share as exact rows of each table, since a share is raised to the needs of the first batch."""
+        """Converts the cache share to a number of rows per table: a share would be raised to fit the first batch."""
         if self.cache == 1.0:
             return self.cache
         return {f"t{index}": math.ceil(self.cache * rows) for index, rows in enumerate(self.workload.tables.sizes)}
@@ -182,7 +182,7 @@ class Ours(Contender):
         return self._batch(torch.cat(list(ids)), lengths.view(-1))
 
     def _read(self, ids: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the weights of some ids of each table by a lookup without gradient, which changes no row."""
+        """Looks up the weights of some ids of each table without gradient, which changes no row."""
         with torch.no_grad():
             found = self.output(self.forward(self._bags_of_one(ids)))
         if not self.workload.pooled:
@@ -191,19 +191,19 @@ class Ours(Contender):
         return [rows[: len(part)] for rows, part in zip(columns, ids, strict=True)]
 
     def _id_chunks(self) -> Iterator[tuple[int, list[torch.Tensor]]]:
-        """Yields (first row, ids of each table) until every row of every table was included."""
+        """Yields (first row, ids of each table) until every row of every table has been included."""
         sizes = self.workload.tables.sizes
         step = max(1, CHUNK // len(sizes))
         for begin in range(0, max(sizes), step):
             yield begin, [torch.arange(min(begin, rows), min(begin + step, rows)) for rows in sizes]
 
     def fill(self) -> None:
-        """Makes every row resident, in order of its id; the cache must hold whole tables."""
+        """Makes all rows resident in the order of their ids; the cache must be able to hold whole tables."""
         for _, ids in self._id_chunks():
             self.forward(self._bags_of_one(ids))
 
     def fetch_rows(self, ids: torch.Tensor) -> None:
-        """Fetches rows into the cache without changing them: a training forward without backward."""
+        """Fetches rows into the cache unchanged, by a training-mode forward pass without a backward pass."""
         self.forward(self.inputs(ids))
 
     def chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
@@ -221,7 +221,7 @@ class Ours(Contender):
     # ---- counters
 
     def counters(self) -> dict[str, int]:
-        """Returns the counters since `reset_counters`."""
+        """Returns the counters accumulated since the last `reset_counters`."""
         found: dict[str, int] = self.module.cache_stats()
         return found
 

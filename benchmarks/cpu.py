@@ -25,7 +25,7 @@ from .workload import FORMS, OPTIMIZERS, TableSet, Workload, make_workload
 
 @dataclass(frozen=True)
 class Sample:
-    """A single workload in addition to the product of the axes."""
+    """A single workload, measured in addition to all combinations of the options."""
 
     tables: TableSet
     form: str
@@ -36,7 +36,7 @@ class Sample:
         """Parses text such as `1x4m:sequence:adagrad`.
 
         Raises:
-            argparse.ArgumentTypeError: another form, or a sequence of tables whose dims differ.
+            argparse.ArgumentTypeError: the text has another form, or asks for a sequence from tables whose dims differ.
         """
         tables, form, optimizer, *rest = [*text.split(":"), "", ""]
         if form not in FORMS or optimizer not in OPTIMIZERS or any(rest):
@@ -65,7 +65,7 @@ def workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, argparse.
 
 
 def _steps(options: argparse.Namespace, threads: int) -> Iterator[Row]:
-    """Yields every case for one number of threads, once all are measured and the bounds are known."""
+    """Yields the results of every case for one number of threads, after all cases and bounds are measured."""
     torch.set_num_threads(threads)
     bound = CopyBound(options.buffer_mib << 19, options.bound_repeats)
     found: list[tuple[Workload, Row]] = []

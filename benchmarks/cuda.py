@@ -26,7 +26,7 @@ def find_device(name: str) -> torch.device:
     """Returns the device, ready for our operators.
 
     Raises:
-        CannotRunError: there is none, or this build has no operators for it.
+        CannotRunError: there is no such device, or this build has no operators for it.
     """
     if name == "cpu":
         return torch.device("cpu")
@@ -43,7 +43,7 @@ def find_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> Row:
-    """Describes the device in the first line of the report."""
+    """Returns the description of the device for the first line of the report."""
     row: Row = {"table": "device", "type": device.type, "name": "the host: nothing here says anything about a GPU"}
     if device.type == "cpu":
         return row
@@ -72,7 +72,7 @@ def _cases(options: argparse.Namespace, pool: Pool) -> list[tuple[Workload, floa
 
 
 def _need(options: argparse.Namespace, pool: Pool) -> MemoryNeed:
-    """Returns the memory of the largest case."""
+    """Returns the memory that the largest case needs."""
     found = [need_of_ours(workload, pool, ratio) for workload, ratio in _cases(options, pool)]
     return MemoryNeed(max(need.device for need in found), max(need.host for need in found))
 
@@ -88,7 +88,7 @@ def _describe_pool(pool: Pool, need: MemoryNeed) -> Row:
 
 
 def case_rows(case: Row, ceilings: list[Row], device_name: str | None) -> Iterator[Row]:
-    """Yields a case, a line for each contender's steps, and operators alone with bounds and published figures."""
+    """Yields the lines of a case: each contender's steps, then single operators with bounds and published figures."""
     title = f"{case['distribution']}, {case['optimizer']}, cache of {case['ratio']:g}"
     if "absent" in case:
         yield {"table": "left out", "case": title, "what": case["ours"], "reason": case["absent"]}

@@ -1,4 +1,4 @@
-"""Streams of ids: uniform and power law, drifting and scanning."""
+"""Streams of random ids: uniform, power-law, drifting and scanning."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Distribution:
         """Parses `uniform` or an exponent.
 
         Raises:
-            argparse.ArgumentTypeError: neither.
+            argparse.ArgumentTypeError: the text is neither `uniform` nor a number.
         """
         try:
             alpha = 0.0 if text == "uniform" else float(text)
@@ -84,7 +84,7 @@ class Distribution:
         return f"power law {self.alpha:g}" if self.alpha else "uniform"
 
     def draw(self, rng: np.random.Generator, rows: int, count: int, table: int = 0) -> Int64Array:
-        """Draws `count` ids in [0, rows); the hot rows of each table are in other places."""
+        """Draws `count` ids in [0, rows). The frequent ids differ from table to table."""
         return scatter(power_law_ranks(rng, rows, self.alpha, count), rows, shift=table * 7919)
 
 
@@ -95,7 +95,7 @@ def stream(kind: str, rows: int, batch: int, alpha: float, seed: int) -> Iterato
     """Yields endless batches of ids in [0, rows).
 
     stationary: a power law. drifting: the same, but 1% of the ranks change their ids every 10 batches.
-    scan: every id in turn.
+    scan: all ids in sequence.
     """
     rng = np.random.default_rng(seed)
     step = 0

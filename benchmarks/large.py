@@ -59,7 +59,7 @@ def large_collection(
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     is_incremental: bool = True,
 ) -> Any:
-    """Builds a sequence collection of one hash table that expects `rows`."""
+    """Builds a sequence collection with one hash table that is configured for `rows` rows."""
     tables = configs([(rows, options.dim)], is_incremental=is_incremental)
     store = None if options.folder is None else str(options.folder)
     settings = {"cache": options.cache, "seed": 0, "host_store": store}
@@ -105,7 +105,7 @@ def saves(tables: Any, options: argparse.Namespace, path: Path) -> Iterator[Row]
     bandwidth, saver = CopyBound(64 << 20, 9).observe(), rst.Saver()
 
     def timed(phase: str, call: Callable[[], object], rows: int) -> Row:
-        """Times a call, relative to reading and writing the rows and their ids."""
+        """Times a call and compares it with the time of copying the rows and their ids."""
         seconds, copy = seconds_of(call), 2 * rows * (4 * options.dim + 8) / bandwidth
         return {"phase": phase, "rows_per_second": rows / seconds, "seconds": seconds, "over_copy": seconds / copy}
 
@@ -273,7 +273,7 @@ class Ours(Model):
 
 
 class ModelPhases:
-    """The phases of a model: processor seconds of each, over all threads, and the bytes that the model takes."""
+    """Processor seconds of each phase of a model, summed over all threads, and the bytes of memory the model uses."""
 
     def __init__(self, kind: type[Model], options: argparse.Namespace) -> None:
         self.options, self.found = options, dict[str, list[float]]()
@@ -291,7 +291,7 @@ class ModelPhases:
             self.found.setdefault(phase, []).append(seconds_of(call, time.process_time))
 
     def batch(self, seed: int | None) -> KeyedJaggedTensor:
-        """Draws `lookups` ids of each table, one per sample; None: every id once."""
+        """Draws `lookups` ids of each table, one per sample. With None, the batch contains every id once."""
         tables, rows = self.options.tables, self.options.rows
         random = torch.Generator().manual_seed(seed or 0)
         ids = torch.arange(rows).repeat(tables)
@@ -334,7 +334,7 @@ class ModelPhases:
 def many_tables(options: argparse.Namespace) -> Iterator[Row]:
     """Compares a model of many small tables with TorchRec's EmbeddingBagCollection of the same tables.
 
-    Values are processor seconds, the least of some rounds in which both take turns. The phases are construction, the
+    Values are processor seconds: the minimum of alternating rounds. The phases are construction, the
     first
     step and later ones, a save and a load of all rows; the bytes of the model are reported too. TorchRec's tables are
     saved

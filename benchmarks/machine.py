@@ -21,7 +21,7 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(128 << 20), "MALLOC_TRIM_THRESHOLD_": s
 
 
 def with_malloc_settings(command: Sequence[str]) -> None:
-    """Restarts as `python *command` with glibc's malloc set to keep freed blocks, unless that is already so."""
+    """Restarts as `python *command` with glibc's malloc set to keep freed blocks, unless it already is."""
     if all(name in os.environ for name in _MALLOC) or not sys.platform.startswith("linux"):
         return
     environment = {**_MALLOC, **os.environ}
@@ -56,7 +56,7 @@ def _version(package: str) -> str | None:
 
 
 def resident_memory() -> int:
-    """Returns the bytes of this process in memory."""
+    """Returns the resident memory of this process in bytes."""
     fields = _read(Path("/proc/self/statm")).split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 
@@ -67,7 +67,7 @@ def load_average() -> list[float]:
 
 
 def describe() -> dict[str, Any]:
-    """Describes processor, memory, software and settings."""
+    """Returns a description of the processor, memory, software and settings."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),

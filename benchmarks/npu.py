@@ -35,7 +35,7 @@ TARGETS = [Target("bytes over least", "bytes over least", worst=1.15), Target("i
 def calls(batch: Batch, dim: int, names: Iterable[str], every: bool = True) -> Iterator[Case]:
     """Yields every operator with simple arguments, and update_rows for the optimizers in the `names` of calls.
 
-    `every`: with every dtype; otherwise only the calls with these names.
+    `every`: yields the calls with every dtype; otherwise only those in `names`.
     """
     dtypes = (torch.float32, torch.bfloat16)
     optimizers = dict.fromkeys(name.split()[1] for name in names if name.startswith("update_rows "))

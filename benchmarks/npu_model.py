@@ -39,7 +39,7 @@ class Chip:
     """A launch takes these whatever its kernel does."""
 
     def byte_seconds(self, size: float) -> float:
-        """Returns the time of `size` bytes at the bandwidth of the memory."""
+        """Returns the seconds that `size` bytes take at the memory's bandwidth."""
         return size / self.hbm_bytes_per_s
 
 
@@ -59,7 +59,7 @@ class Kernel:
 
     @property
     def bytes(self) -> Counts:
-        """Bytes moved between global memory and each core, exact."""
+        """Exact number of bytes moved between global memory and each core."""
         return self.counters["mte2_gm_bytes"] + self.counters["mte3_gm_bytes"]
 
     def imbalance(self, cores: int) -> float:
@@ -78,14 +78,14 @@ class Kernel:
         return {**copies, "vector": cycles / chip.clock_hz, "scalar": c["scalar_instructions"] / chip.clock_hz}
 
     def seconds(self, chip: Chip) -> tuple[float, str]:
-        """Models the time of the launches; returns it and the name of its bound."""
+        """Models the time of the launches; returns it with the name of the limiting resource."""
         engines = {name: float(seconds.max()) for name, seconds in self.engine_seconds(chip).items()}
         bounds = {**engines, "hbm": chip.byte_seconds(float(self.bytes.sum()))}
         name = max(bounds, key=lambda bound: bounds[bound])
         return self.launches * chip.launch_s + bounds[name], name
 
     def with_scalar(self, instructions: Sequence[int]) -> Kernel:
-        """Returns a copy with the scalar instructions of the cores of a launch."""
+        """Returns a copy whose counters include the scalar instructions of each core of a launch."""
         counts = np.zeros_like(self.bytes)
         counts[: len(instructions)] = instructions
         return replace(self, counters={**self.counters, "scalar_instructions": counts})
@@ -93,7 +93,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class LeastCopies:
-    """Copies of rows that any form of a kernel needs, over all cores."""
+    """Minimum number of row copies, summed over all cores, that any implementation of a kernel needs."""
 
     copies_in: float
     copies_out: float

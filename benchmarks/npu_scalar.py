@@ -1,4 +1,4 @@
-"""Scalar instructions of the AscendC kernels on each vector core. Counted, not measured.
+"""Scalar instructions of the AscendC kernels on each vector core: counted, not measured on a chip.
 
 A vector core has one scalar unit: it computes every address, and issues every copy and vector instruction. The kernels
 are compiled for x86-64 or 64-bit Arm with the instructions that CANN's headers issue for each call
@@ -41,14 +41,14 @@ _FLAGS = (
     # Instructions in a library call would not be counted.
     "-fno-builtin",
 )
-_GCC_ON_X86 = "-mstringop-strategy=unrolled_loop"  # a string instruction would count once
+_GCC_ON_X86 = "-mstringop-strategy=unrolled_loop"  # a string instruction would be counted only once
 
 Counts = Mapping[str, Mapping[str, list[int]]]
 """The instructions of each core, by operator and kernel."""
 
 
 def _far_test(instruction: str) -> str:
-    """Replaces a branch on one bit, which reaches 32 KiB, by one around a branch that reaches everything."""
+    """Replaces a test-bit branch, whose range is 32 KiB, with the inverse test around an unconditional branch."""
     test = re.match(r"\ttb(n?)z\t(.*), (\S+)", instruction)
     if not test:
         return instruction
@@ -61,7 +61,7 @@ class Machine(NamedTuple):
 
     Attributes:
         flags: compiler flags.
-        comment: start of a comment, also of the lines around assembler in the source.
+        comment: prefix of a comment, including the marker lines around inline assembler.
         ends_block: matches an instruction that ends a basic block.
         counter: adds `{count}`, below 4,096, to `scalar_unit_count`, and preserves every register and flag.
         far: rewrites an instruction so that it reaches targets that counters have moved.

@@ -1,4 +1,4 @@
-"""The host planner alone: ids per second, memory of its map and store, and the cost of admission and eviction."""
+"""Benchmark of the host planner alone: ids per second, memory use, and the cost of admission and eviction."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def shortage_of(rows: int) -> str | None:
 
 
 def power_law_batches(alpha: float, rows: int, options: argparse.Namespace) -> Iterator[Int64Array]:
-    """Yields batches of a power law."""
+    """Yields batches of power-law ids."""
     rng = np.random.default_rng(options.seed)
     while True:
         yield Distribution(alpha).draw(rng, rows, options.plan_batch)
@@ -221,7 +221,7 @@ def _time_lifecycle(lifecycle: TableLifecycle, fresh: int, options: argparse.Nam
     calls: dict[str, Callable[[], float]] = {}
     for name, rule in (("off", None), ("on", lifecycle)):
         planner = Planner(make_engine(rows, 2 * rows, lifecycle=rule), rule, time.thread_time)
-        for _ in range(2 if rule else 1):  # the second time admits the ids
+        for _ in range(2 if rule else 1):  # the second plan admits the ids
             planner.fill(rows, options.plan_batch)
         calls[name] = planner.next_plan(batches())
     return take_turns(calls, options.rounds, warm=0)

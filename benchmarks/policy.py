@@ -1,4 +1,4 @@
-"""Exact counts of misses and swapped rows: a power law, a drifting one, a scan, and MovieLens-100K."""
+"""Exact counts of misses and swapped rows by cache policy, on generated id streams and on MovieLens-100K."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ class Simulated:
 
 
 class RoundRobin(Simulated):
-    """Round-robin eviction: a hand passes over the slots and takes those that the batch does not need, as in Rec
-    SDK.
-    """
+    """Round-robin eviction, as in Rec SDK: a pointer advances over the slots and skips those that the batch needs."""
 
     def __init__(self, rows: int, slots: int) -> None:
         super().__init__()
@@ -58,7 +56,7 @@ class RoundRobin(Simulated):
         """Serves a batch.
 
         Raises:
-            ValueError: it needs more rows than there are slots.
+            ValueError: the batch needs more rows than there are slots.
         """
         unique = np.unique(ids)
         held = self._slot_of[unique]
@@ -80,7 +78,7 @@ class RoundRobin(Simulated):
 
 
 class OptimalCache(Simulated):
-    """Belady's optimal policy: the victim is the row needed last. It knows all batches."""
+    """Belady's optimal policy: all batches are known, and the victim is the row whose next use is furthest away."""
 
     def __init__(self, rows: int, slots: int, batches: Sequence[Int64Array]) -> None:
         super().__init__()
@@ -99,7 +97,7 @@ class OptimalCache(Simulated):
         """Serves `ids`, the next batch.
 
         Raises:
-            ValueError: it needs more rows than there are slots.
+            ValueError: the batch needs more rows than there are slots.
         """
         unique = np.unique(ids)
         if len(unique) > self._slots:
@@ -127,7 +125,7 @@ class Trace(NamedTuple):
         return max(1, round(self.rows * FRACTION))
 
     def row(self, policy: str, counters: dict[str, int]) -> Row:
-        """Builds a line of the report."""
+        """Builds a row of the report."""
         return {
             **{"table": "cache policy, exact counts", "stream": self.name, "policy": policy},
             **{"slots": self.slots, "rows": self.rows},

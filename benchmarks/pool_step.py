@@ -1,4 +1,4 @@
-"""A case of the CUDA benchmark: whole steps of ours at one cache ratio and of the rivals, in turn."""
+"""A case of the CUDA benchmark: whole steps of our tables at one cache ratio, alternating with other libraries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Entrant:
 
     @property
     def ours(self) -> TimedOurs:
-        """The contender, if it is one of ours."""
+        """The contender; only valid if it uses our tables."""
         assert isinstance(self.contender, TimedOurs)
         return self.contender
 
@@ -58,7 +58,7 @@ class StepCase:
         """Builds our contenders, and the rivals that fit into memory.
 
         Raises:
-            NotAvailableError: ours itself does not fit.
+            NotAvailableError: our tables do not fit into memory.
             CacheTooSmallError: a batch does not fit in the cache.
         """
         self.workload, self.pool, self.ratio = workload, pool, ratio
@@ -133,7 +133,7 @@ class StepCase:
                 resident.load(table, ranks, weights)
 
     def _check(self) -> None:
-        """Trains all contenders on the same batches: first outputs must be the same bits, later weights close."""
+        """Trains all contenders on the same batches: the first outputs are bit-identical, the final weights close."""
         device = self._grad.device
         for step in range(CHECKED):
             expected = None
@@ -190,7 +190,7 @@ class StepCase:
         return figures
 
     def _time_in_a_row(self) -> None:
-        """Times steps without synchronization, as in training: the host runs ahead of the device where it can."""
+        """Times steps without synchronization, as in training: the host may run ahead of the device."""
         clock = self._clock
         for entrant in self._entrants:
             marks = []

@@ -1,4 +1,4 @@
-"""Training steps of tables and dense layers with prefetch(), by depth, on the CPU."""
+"""Benchmark of training steps with prefetch(), by depth, for tables and dense layers on the CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Segment:
         seconds: mean seconds per step.
         planned: batches that were planned ahead before the first step.
         counters: `cache_stats` of the timed steps, including prefetched batches, which are counted when planned.
-        losses: losses of every step, the untimed ones as well.
+        losses: losses of every step, including the untimed steps.
         waited: share of the timed steps that the training thread spent on plans and swaps.
     """
 

@@ -1,4 +1,4 @@
-"""Rivals of a step, starting from the same weights as ours: on the CPU, then on the batches of a pool."""
+"""Other libraries' contenders in the step benchmarks, with our initial weights: on the CPU, and on a pool's batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DENSE_ROWS = 1_000_000
 
 
 class Rival(Contender):
-    """A rival with whole tables, which start from our weights."""
+    """A contender of another library, which holds whole tables that start from our weights."""
 
     @abstractmethod
     def tables(self) -> list[torch.Tensor]:
@@ -81,7 +81,7 @@ def fbgemm_training() -> Any:
     """Imports FBGEMM's training module.
 
     Raises:
-        NotAvailableError: it cannot be imported.
+        NotAvailableError: FBGEMM cannot be imported.
     """
     try:
         with warnings.catch_warnings():
@@ -191,7 +191,7 @@ def make_rival(name: str, workload: Workload, seed: int) -> Rival:
     """Builds the rival `name`.
 
     Raises:
-        NotAvailableError: it cannot run here, or not on this workload.
+        NotAvailableError: the contender cannot run on this machine or on this workload.
     """
     if name == "torch":
         return TorchSparse(workload, seed)
@@ -266,7 +266,7 @@ class TorchFused(_OneTable, TorchSparse):
 
 
 class TorchIndexAdd(_OneTable):
-    """`index_select`, and SGD as one `index_add_` of all gradients, which is right only because SGD is linear."""
+    """`index_select`, and SGD as one `index_add_` of all gradients, which is correct only because SGD is linear."""
 
     name = "index_add"
 
@@ -331,7 +331,7 @@ POOL_RIVALS = ("collection", "torch", "index-add", "fbgemm", "fbgemm-cached")
 
 
 def need_of(name: str, workload: Workload, ours: MemoryNeed, ratio: float) -> MemoryNeed:
-    """Returns the memory that contender `name` needs besides ours, which needs `ours`."""
+    """Returns the memory that contender `name` needs in addition to our tables, which need `ours`."""
     output = activation_bytes(workload)
     weights = workload.tables.count * workload.tables.rows * workload.dim * 4
     return {
@@ -348,7 +348,7 @@ def make_contender(name: str, workload: Workload, place: Place) -> Contender:
     """Builds the contender `name` of POOL_RIVALS.
 
     Raises:
-        NotAvailableError: it cannot run here, or not on this workload.
+        NotAvailableError: the contender cannot run on this machine or on this workload.
     """
     if name == "collection":
         return TimedCollection(workload, place.ratio, seed=place.seed, device=place.device, grad=place.grad)

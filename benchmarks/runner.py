@@ -1,7 +1,7 @@
-"""Runs every benchmark: options, report, targets and JSON. A benchmark is a function that yields rows.
+"""Runs every benchmark: options, report, targets and JSON. A benchmark is a function that yields result rows.
 
-A row is a line of the report. Its "table" is the title of its table. Texts, numbers and truth values are columns; lists
-and dicts are in the JSON only. A row whose "correct" contains False sets the exit status 1.
+A row is a line of the report. Its "table" is the title of its table. Strings, numbers and booleans are columns; lists
+and dicts appear in the JSON only. A row whose "correct" contains False sets the exit status 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Run = Callable[[argparse.Namespace], Iterable[Row]]
 
 
 class CannotRunError(Exception):
-    """The reason in one line why a benchmark cannot run."""
+    """Raised when a benchmark cannot run; the message gives the reason in one line."""
 
 
 # ---- options
@@ -54,10 +54,10 @@ def fraction(text: str) -> float:
 
 @dataclass(frozen=True)
 class Option:
-    """A command-line option: a switch if its default is a truth value, several values if it is a list.
+    """A command-line option: a switch if the default is a boolean, several values if it is a list.
 
     Attributes:
-        quick: value with --quick, which tries the benchmark itself; None: the default.
+        quick: value with --quick, a short run that tests the benchmark itself; None: the default.
         full: value with --full; None: the default.
         kind: argparse type; None: the default's type, or positive integers without a default.
     """
@@ -89,7 +89,7 @@ MOST_CHOICES = 6
 
 
 def _shown(value: Any) -> str:
-    """Formats a default as on the command line."""
+    """Formats a default as it would be typed on the command line."""
     if isinstance(value, list):
         return " ".join(map(_shown, value)) or "none"
     return str(getattr(value, "name", value))
@@ -102,7 +102,7 @@ Column = str | Callable[[Row], float | None]
 
 
 def values_of(column: Column, rows: Iterable[Row]) -> list[float]:
-    """Returns the values of the rows that have one."""
+    """Returns the column's values, skipping rows without a value."""
     found = (row.get(column) if isinstance(column, str) else column(row) for row in rows)
     return [value for value in found if value is not None and not math.isnan(value)]
 
@@ -204,14 +204,14 @@ def say(text: str) -> None:
 
 
 def _plain(value: object) -> object:
-    """Converts options to a form for JSON: table sets, distributions, paths."""
+    """Converts option values, such as table sets, distributions and paths, to values that JSON can store."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value.name if isinstance(value, Path) else str(value)
 
 
 def _is_correct(row: Row) -> bool:
-    """Returns whether no result of the row differs."""
+    """Returns whether all results of the row agree."""
     flags = [row.get("correct", True)]
     while flags:
         flag = flags.pop()

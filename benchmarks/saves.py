@@ -47,7 +47,7 @@ def write_with_numpy(arrays: dict[str, np.ndarray], folder: Path) -> None:
 
 
 def _whole(table: Callable[[], Any], source: Any, rows: int, rounds: int, path: Path) -> Iterator[Row]:
-    """Measures median seconds of full saves and loads, interleaved with NumPy, and their speed relative to NumPy."""
+    """Measures the median seconds of full saves and loads, alternating with NumPy, and the speed relative to NumPy."""
     target, saver, random = table(), Saver(), np.random.default_rng(1)
     arrays: dict[str, np.ndarray] = {name: random.random((rows, DIM), np.float32) for name in ("weight", "sum")}
     arrays["ids"] = np.arange(rows)
@@ -117,7 +117,7 @@ def checkpoint(options: argparse.Namespace) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Seconds of the clock, and processor seconds of this thread."""
+    """Wall-clock seconds of a call, and processor seconds of this thread."""
 
     wall: float
     cpu: float
@@ -131,7 +131,7 @@ class Seconds:
 
 
 def summary(samples: list[Seconds], name: str) -> dict[str, float]:
-    """Summarizes samples in milliseconds: medians, and the longest."""
+    """Summarizes samples in milliseconds by their median and their maximum."""
     found: dict[str, float] = {}
     for clock in ("cpu", "wall"):
         seconds = [getattr(each, clock) for each in samples]
@@ -152,7 +152,7 @@ class Training:
         self.record_bytes = int(self.embedding.layout.find_table("t")[0].layout.bytes)
 
     def update(self, ids: np.ndarray) -> None:
-        """Updates these rows."""
+        """Runs one update of the given rows."""
         for begin in range(0, len(ids), self.lookups):
             some = torch.from_numpy(ids[begin : begin + self.lookups])
             out = self.embedding(some, torch.tensor([0, len(some)]))
@@ -162,12 +162,12 @@ class Training:
         return Seconds.of(partial(self.update, self.random.integers(0, self.rows, self.lookups)))
 
     def copy(self, rows: int) -> Callable[[], None]:
-        """Returns a function that copies `rows` records between two arrays, both used before."""
+        """Returns a function that copies `rows` records between two arrays whose pages are already mapped."""
         source = np.ones((rows, self.record_bytes), np.uint8)
         return partial(np.copyto, np.zeros_like(source), source)
 
     def save(self, folder: Path, incremental: bool) -> tuple[Seconds, Future[str]]:
-        """Starts a save; returns the seconds until it returns, and its future.
+        """Starts a background save; returns the seconds that starting it took, and its future.
 
         Pending write-backs are completed first, as the next step would do.
         """
@@ -181,7 +181,7 @@ class Training:
 
 
 def delay(training: Training, folder: Path, share: float | None, rounds: int) -> Row:
-    """Measures the time until a save returns; `share` of the rows change before a delta; None: a full save."""
+    """Measures the time to start a save: a delta after a `share` of the rows changed, or with None a full save."""
     count = training.rows if share is None else max(1, int(training.rows * share))
     copy = training.copy(count)
     begun, copied = [], []
@@ -208,7 +208,7 @@ def steps_beside(training: Training, folder: Path, rounds: int) -> Iterator[Row]
     records = np.ones((training.rows, training.record_bytes), np.uint8)
 
     def until(done: Callable[[], bool], name: str) -> int:
-        """Runs at least one step, until the other task is done; returns the number of steps."""
+        """Runs at least one step and continues until the other task is done; returns the number of steps."""
         before = len(steps[name])
         steps[name].append(training.step())
         while not done():
@@ -254,7 +254,7 @@ def steps_beside(training: Training, folder: Path, rounds: int) -> Iterator[Row]
     ],
 )
 def background_saves(options: argparse.Namespace) -> Iterator[Row]:
-    """Measures how long training waits during background saves, against a memory copy of the changed rows."""
+    """Measures how long background saves delay training, relative to a memory copy of the changed rows."""
     training = Training(options)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder)

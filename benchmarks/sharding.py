@@ -35,7 +35,7 @@ EXCHANGES = 4
 
 
 def _sharded(workload: Workload, world_size: int) -> Any:
-    """Builds the sharded model of a rank: pooled tables, row by row."""
+    """Builds the sharded model of a rank: pooled tables, sharded by rows."""
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
     from torchrec.distributed.types import ShardingEnv
@@ -55,12 +55,12 @@ def _sharded(workload: Workload, world_size: int) -> Any:
 
 
 def _train(rank: int, world_size: int, port: int, workload: Workload, ids: Distribution, sizes: tuple[int, int]) -> Any:
-    """Trains on a rank; returns its counters of the timed steps, and their seconds."""
+    """Trains on one rank; returns the counters and the seconds of the timed steps."""
     from torchrec import KeyedJaggedTensor
 
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore", FutureWarning)  # of the planner
+    warnings.simplefilter("ignore", FutureWarning)  # the planner emits FutureWarnings
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=world_size
     )
@@ -93,7 +93,7 @@ def _rank(rank: int, *arguments: Any) -> Any:
 
 
 def run_ranks(workload: Workload, ids: Distribution, world_size: int, warm: int, steps: int) -> Row:
-    """Runs a case; returns figures per step and rank, averaged over both."""
+    """Runs a case; returns counters averaged over steps and ranks, and the steps per second of the slowest rank."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

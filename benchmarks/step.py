@@ -1,4 +1,4 @@
-"""The step benchmark: forward, backward and update of one batch, by our tables and the rivals in turn."""
+"""The step benchmark: forward, backward and update of one batch, alternating between our tables and other libraries."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class StepBench:
         self._budget -= need
 
     def _add(self, name: str, make: Callable[[], Contender], copies: float = 1.0) -> None:
-        """Adds a contender that needs `copies` of the tables."""
+        """Adds a contender whose memory use is `copies` times the size of the tables."""
         before = self._budget
         try:
             self._reserve(self.workload.table_bytes * copies)
@@ -81,7 +81,7 @@ class StepBench:
             self.skipped[name] = str(error)
 
     def run(self, distribution: Distribution) -> dict[str, Any]:
-        """Checks results, then times one case."""
+        """Times one case after checking that the contenders' results agree."""
         rng = np.random.default_rng(self.options.seed)
         self._copy_to_rivals()
         self._fill_caches(distribution)
@@ -100,9 +100,9 @@ class StepBench:
                     rival[table][begin : begin + len(rows)].copy_(rows)
 
     def _fill_caches(self, distribution: Distribution) -> None:
-        """Brings partial caches to the state in which every miss evicts; drops those that a batch does not fit in.
+        """Fills partial caches until every miss evicts a row; drops contenders whose cache cannot hold a batch.
 
-        They are dropped for good: they would lag behind the others in the next distribution.
+        They stay dropped: their weights would lag behind the other contenders' in the next distribution.
         """
         rng = np.random.default_rng(self.options.seed + 1)
         for contender in [ours for ours in self._ours() if ours.cache < 1.0]:
@@ -119,7 +119,7 @@ class StepBench:
         """Runs the same steps with all contenders, and compares outputs and weights with the collection's."""
         others = self.contenders[1:]
         correct = {contender.name: True for contender in others}
-        # Our outputs sum a bag's rows, and with them their rounding errors.
+        # An output is the sum of a bag's rows, so it also sums the rows' rounding errors.
         tolerance = 2e-5 * (self.workload.bag**0.5 if self.workload.pooled else 1.0)
         for _ in range(CHECKED_STEPS):
             ids = self.workload.draw(distribution, rng)

@@ -14,14 +14,14 @@ from .runner import CannotRunError
 
 
 class NotAvailableError(CannotRunError):
-    """A contender that cannot run; the message is the reason."""
+    """Raised when a contender cannot run; the message is the reason."""
 
 
 def import_torchrec() -> Any:
     """Imports TorchRec.
 
     Raises:
-        NotAvailableError: it cannot be imported.
+        NotAvailableError: TorchRec cannot be imported.
     """
     try:
         import torchrec
@@ -31,7 +31,7 @@ def import_torchrec() -> Any:
 
 
 def configs(sizes: Sequence[tuple[int, int]], **more: Any) -> list[dict[str, Any]]:
-    """Builds config fields for each (rows, D): table `t0` with feature `f0`, and so on."""
+    """Builds the config fields of one table per (rows, D): table `t0` with feature `f0`, `t1` with `f1`, and so on."""
     return [
         {"name": f"t{i}", "feature_names": [f"f{i}"], "num_embeddings": rows, "embedding_dim": dim, **more}
         for i, (rows, dim) in enumerate(sizes)

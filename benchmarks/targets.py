@@ -37,7 +37,7 @@ def _bound(row: Row) -> float | None:
 
 
 def _step_targets(fast: bool) -> list[Target]:
-    """Returns the targets of steps with one thread."""
+    """Returns the targets for steps that run on one thread."""
     cores = f"cores that copy {FAST_COPY / 1e9:g} GB/s or more" if fast else f"cores below {FAST_COPY / 1e9:g} GB/s"
     one = {"table": STEP, "threads": 1}
     targets = [

@@ -18,7 +18,7 @@ import torch
 
 @dataclass
 class Samples:
-    """Seconds of one measurement, round by round."""
+    """Seconds of one measurement, one value per round."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class Samples:
 
 
 class Clock:
-    """A clock of a device's work: events of its current stream, or the time if the device is the host."""
+    """A clock for work on a device: events of its current stream, or wall-clock time if the device is the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,7 +55,7 @@ class Clock:
         return event
 
     def synchronize(self) -> None:
-        """Waits for the device."""
+        """Blocks until all work queued on the device is done."""
         if self._module is not None:
             self._module.synchronize(self._device)
 
@@ -84,7 +84,7 @@ def timed(call: Callable[[], object], clock: Callable[[], float] = time.thread_t
 def take_turns(
     calls: Mapping[str, Callable[[], float]], rounds: int, warm: int = 3, repeats: int = 1
 ) -> dict[str, Samples]:
-    """Runs every contender once per round, in an order that every round reverses; collects the seconds it returns.
+    """Runs every contender once per round, reversing the order every round; collects the seconds that it returns.
 
     Args:
         calls: contenders by name; each returns its own seconds, as `timed` does.
@@ -114,7 +114,7 @@ CONTEXT: Any = multiprocessing.get_context("spawn")
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disables Python's garbage collector within the block, since it would run in one contender's turn."""
+    """Disables Python's garbage collector within the block; a collection would be timed as one contender's work."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

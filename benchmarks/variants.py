@@ -57,7 +57,7 @@ DIM, FEATURES = 64, 8
 
 @dataclass(frozen=True)
 class FbgemmCase:
-    """One option of FBGEMM's module, the others being defaults.
+    """One option of FBGEMM's module; all other options have their defaults.
 
     Attributes:
         options: constructor arguments; enum members by name.
@@ -133,7 +133,7 @@ class FbgemmSteps:
         self.outputs: list[torch.Tensor] = []
 
     def step(self) -> float:
-        """Returns the processor seconds of a step without making its batch and gradient; keeps the output."""
+        """Returns the processor seconds of a step, not counting the making of batch and gradient; keeps the output."""
         count, weights = int(self._offsets[-1]), None
         ids = (torch.rand(count, generator=self._generator, dtype=torch.float64) ** 4 * self._rows).long()
         if self._case.weighted:
@@ -185,7 +185,7 @@ FIXED, PER_TABLE = 150.0, 1.0
 
 
 class Batches:
-    """Batches of `lookups` uniform ids, divided among the tables: one per bag, and none in the last bags."""
+    """Batches of `lookups` uniform ids, divided among the tables: one id per bag, the last bags empty."""
 
     def __init__(self, tables: int, lookups: int) -> None:
         self.keys = [f"f{i}" for i in range(tables)]
@@ -205,7 +205,7 @@ class Batches:
 
 
 def small_steps(optimizer: str, batches: Batches) -> dict[str, Callable[[], float]]:
-    """Returns by name a function with the seconds of a step on a new batch: forward, backward and update.
+    """Returns functions by contender name; each runs a step on a new batch and returns its seconds.
 
     TorchRec's collections are unsharded: the gradient of each table is dense. FBGEMM's module is used directly with ids
     and
@@ -340,7 +340,7 @@ def resident_step(case: OptimizerCase, rows: int, dim: int, lookups: int) -> tup
 def optimizers(options: argparse.Namespace) -> Iterator[Row]:
     """Measures steps of every optimizer relative to the time of moving their bytes, on the CPU.
 
-    The fastest steps are divided by the copy bound of their bytes, with the fastest copy of the whole run.
+    The time of the fastest step is divided by its copy bound, at the highest copy bandwidth of the whole run.
     """
     bound, found = CopyBound(options.copy_bytes, 2), []
     for name, dim in itertools.product(options.optimizers, options.dims):
@@ -419,7 +419,7 @@ def pooled_steps(rows: int, dim: int, optimizer: str, dtype: str) -> list[Step]:
 def rounding(options: argparse.Namespace) -> Iterator[Row]:
     """Compares stochastic rounding with rounding to nearest for updates and whole steps of 16-bit weights, on the CPU.
 
-    Reports the fastest rounds in milliseconds, their ratio, and the median of the ratios of single rounds.
+    Reports the time of the fastest round of each in milliseconds, their ratio, and the median of all rounds' ratios.
     """
     torch.manual_seed(0)
     kinds: list[tuple[str, Callable[..., Sequence[Step]], int]] = [

@@ -51,7 +51,7 @@ class Problem:
     """A model and its data.
 
     Attributes:
-        data: ids below the rows of their table, since the rivals' tables have no id map.
+        data: samples whose ids are less than the rows of their table, since other libraries' tables have no id map.
         tables: name -> (rows, its features).
         pooled: whether each sample has a bag per feature; otherwise a sequence.
         model: (tables, D) -> the whole model.
@@ -73,7 +73,7 @@ class Tables:
 
 
 def _scattered(ranks: Tensor, rows: int) -> Tensor:
-    """Permutes 0 .. rows - 1, so that frequent rows are not neighbours in memory."""
+    """Permutes the ids 0 .. rows - 1, so that frequent rows are not adjacent in memory."""
     step = rows * 5 // 8
     while rows > 1 and torch.gcd(torch.tensor(step), torch.tensor(rows)) != 1:
         step += 1
@@ -158,7 +158,7 @@ class TorchSequences(nn.Module):
 
 
 def torch_sparse(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: int) -> Tables:
-    """Builds torch's own tables, with torch.optim's sparse updates."""
+    """Builds torch's own embedding modules, updated by torch.optim's sparse optimizers."""
     choice = TABLE_OPTIMIZERS[optimizer]
     table_of = {feature: name for name, (_, features) in problem.tables.items() for feature in features}
     weights = {name: torch.empty(rows, dim).normal_(std=STD) for name, (rows, _) in problem.tables.items()}
@@ -175,7 +175,7 @@ def torchrec(problem: Problem, dim: int, optimizer: str, batch_size: int, seed: 
 
 
 class FbgemmTables(nn.Module):
-    """FBGEMM's module on the CPU. A sequence uses summed bags of one id, its faster form."""
+    """FBGEMM's module on the CPU. A sequence is looked up as summed bags of one id, which is FBGEMM's faster form."""
 
     def __init__(self, problem: Problem, dim: int, optimizer: str, lr: float) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ class TableSet:
         """Parses `4x100k`, `1x4m`, `2x500`; `criteo`, or `criteo@20k` with no table larger.
 
         Raises:
-            argparse.ArgumentTypeError: another form; its message reaches the user.
+            argparse.ArgumentTypeError: the text has another form. argparse shows the message to the user.
         """
         mixed = re.fullmatch(r"criteo(?:@([1-9]\d*)([km]?))?", text.lower())
         if mixed is not None:
@@ -73,7 +73,7 @@ class TableSet:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of each table."""
+        """Number of rows of each table."""
         if self.criteo:
             return tuple(min(size, self.rows) for size in CRITEO_SIZES)
         return (self.rows,) * self.count
@@ -95,7 +95,7 @@ class Workload:
         dim: D, the largest if they differ.
         pooled: whether bags of `bag` ids are summed; otherwise every lookup is an output row.
         optimizer: one of OPTIMIZERS; adam is torch.optim.SparseAdam.
-        lookups: N, over all tables.
+        lookups: N, the number of lookups of a batch over all tables.
         bag: ids per sample and feature.
     """
 
@@ -126,11 +126,11 @@ class Workload:
 
     @property
     def states(self) -> float:
-        """Optimizer state per weight element."""
+        """Number of optimizer state values per weight element."""
         return self.states_of(self.dim)
 
     def states_of(self, dim: int) -> float:
-        """Returns the optimizer state per weight element of a table with `dim`."""
+        """Returns the number of optimizer state values per weight element of a table with `dim` columns."""
         return sum(FORMULAS[self.optimizer].state_elements(dim)) / dim
 
     @property
@@ -204,7 +204,7 @@ def make_workload(tables: TableSet, dim: int, pooled: bool, optimizer: str, look
     """Builds a workload of about `lookups` lookups: half of them from D = 128 on, in whole bags, of one id for Criteo.
 
     Raises:
-        ValueError: a sequence of Criteo's tables, whose dims differ.
+        ValueError: a sequence was requested from Criteo's tables, whose dims differ.
     """
     if tables.criteo and not pooled:
         raise ValueError(f"{tables.name}: a sequence needs tables of one dim")

@@ -25,7 +25,7 @@ __attribute__((used)) void scalar_unit_do_copy(bool in) {
   }
 }
 
-// Every register stays as it is: the kernel sees one instruction.
+// Preserves every register, so that the kernel sees a copy as one instruction.
 REC_SDK_KEEPS_REGISTERS("scalar_unit_copy_in", "1");
 REC_SDK_KEEPS_REGISTERS("scalar_unit_copy_out", "0");
 

@@ -27,7 +27,7 @@ namespace {
 using namespace rec_sdk;
 using namespace rec_sdk::ascendc;
 
-// A kernel that is a function of its own, as on the chip.
+// Compiles a kernel as a separate function, as it is on the chip.
 template <class Body>
 __attribute__((noinline)) void run_core(const Body& body) {
   body();
