@@ -1,8 +1,8 @@
 """Builds the C++ with CMake; everything else is in pyproject.toml.
 
-The engine with the CPU operators always; the operators on CUDA where nvcc is, and a torch for the same CUDA; the
-operators on torch_npu where that package is installed, and then their kernels: with CANN's compiler where
-ASCEND_HOME_PATH names CANN, otherwise the emulated NPU.
+The engine with the CPU operators is always built. The CUDA operators are built if nvcc and a torch for the same CUDA
+are installed. The NPU operators and their kernels are built if torch_npu is installed: with CANN's compiler if
+ASCEND_HOME_PATH names CANN, otherwise for the emulated NPU.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from setuptools.errors import SetupError
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "cmake"))
 
-import build_checks  # noqa: E402  # the folder cmake is on the path only now
-import index_page  # noqa: E402  # likewise
-from source_archive import SourceArchive  # noqa: E402  # likewise
+import build_checks  # noqa: E402  # importable only after cmake/ was added to sys.path
+import index_page  # noqa: E402  # importable only after cmake/ was added to sys.path
+from source_archive import SourceArchive  # noqa: E402  # importable only after cmake/ was added to sys.path
 
 
 def _source_of(tree: Path) -> Path | None:
@@ -50,12 +50,12 @@ class Project:
     options: dict[str, str | Path] = field(default_factory=dict)
 
     def build(self) -> None:
-        """Configures and builds in a tree that is kept between builds, so that a build is incremental."""
+        """Builds the project in a tree that is kept between builds, so that a build is incremental."""
         import cmake
         import ninja
 
         tree = ROOT / "build" / f"{self.name}-{sys.implementation.cache_tag}"
-        # The programs that the build requirements install, whether or not their environment is activated.
+        # Programs installed by the build requirements are found even if their environment is not activated.
         path = os.pathsep.join([cmake.CMAKE_BIN_DIR, ninja.BIN_DIR, os.environ.get("PATH", "")])
         environment = {**os.environ, "PATH": path}
         options = [f"-D{name}={value}" for name, value in self.options.items()]
@@ -94,7 +94,7 @@ def without_cuda() -> str:
     if release is None:
         return f"{nvcc} --version does not name its release"
     major, minor = (int(number) for number in of_torch.split(".")[:2])
-    # The kernels use torch's CUDA runtime, which has what its own release needs, and older ones of the same major.
+    # The kernels use torch's CUDA runtime, which supports its own release and older ones of the same major version.
     if int(release[1]) != major or int(release[2]) > minor:
         return f"torch is built for CUDA {of_torch}, and {nvcc} is of CUDA {release[1]}.{release[2]}"
     return ""
@@ -122,7 +122,7 @@ def projects(package: Path) -> Iterator[Project]:
 
 
 class CMakeBuild(build_ext):
-    """Command that builds every project, or those that `--projects` names."""
+    """The build command: builds every project, or only the projects named by `--projects`."""
 
     user_options: ClassVar = [*build_ext.user_options, ("projects=", None, "engine,cuda,npu,ascendc,emulator")]
 
@@ -134,7 +134,7 @@ class CMakeBuild(build_ext):
         problems = build_checks.missing(packages=True)
         if problems:
             raise SetupError("rec_sdk_torch cannot be built: " + ". ".join(problems))
-        # An editable install and `build_ext --inplace` want the libraries beside the Python files.
+        # An editable install and `build_ext --inplace` need the libraries next to the Python files.
         in_place = bool(self.inplace) or getattr(self, "editable_mode", False)
         package = ROOT / "rec_sdk_torch" if in_place else Path(self.build_lib).resolve() / "rec_sdk_torch"
         package.mkdir(parents=True, exist_ok=True)

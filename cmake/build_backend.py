@@ -1,7 +1,7 @@
-"""setuptools' build backend, which looks first for what a build needs, and then asks for the packages of one.
+"""setuptools' build backend, which first checks the build tools and then lists the packages that a build needs.
 
-They are not in pyproject.toml, where pip would fetch torch, which is large, before anything here runs. Where CANN is,
-torch_npu is one of them: setup.py then builds the kernels for NPUs.
+The packages are not listed in pyproject.toml, because pip would then download torch, which is large, before the
+check. If CANN is installed, torch_npu is one of the packages, and setup.py builds the kernels for NPUs.
 """
 
 from __future__ import annotations

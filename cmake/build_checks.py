@@ -1,4 +1,4 @@
-"""Looks for what a build needs, before anything is fetched or compiled: a sentence for each thing that is missing."""
+"""Checks for everything that a build needs before anything is downloaded or compiled; reports what is missing."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def _headers():
 
 
 def _packages():
-    given = "REC_SDK_TORCH=" in os.environ.get("CMAKE_ARGS", "")  # the libraries of a torch elsewhere
+    given = "REC_SDK_TORCH=" in os.environ.get("CMAKE_ARGS", "")  # torch's libraries are in another environment
     specs = {name: find_spec(name) for name in PACKAGES if not (name == "torch" and given)}
-    # This folder is called cmake too: found, and no package.
+    # This folder is also named cmake: find_spec finds it, although it is not the package.
     missing = [name for name, spec in specs.items() if spec is None or spec.origin is None]
     if not missing:
         return ""
@@ -53,7 +53,7 @@ def _packages():
 
 
 def missing(packages):
-    """Returns a sentence for each thing that a build lacks, the most basic first; none where a build can start.
+    """Returns one sentence per missing build requirement, the most basic first; empty if a build can start.
 
     packages: whether Python packages must be installed already; otherwise pip installs them.
     """

@@ -1,4 +1,4 @@
-"""The README as an index of packages shows it: links to files of the repository, which lead nowhere there, are text."""
+"""The README for a package index: links to files of the repository, which would be dead there, become text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source distribution that is the same bytes each time: files in order, without owners, with a given time."""
+"""Reproducible source distributions: sorted files without owners, all with the same modification time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from setuptools.command.sdist import sdist
 
 
 def write(folder: Path, archive: Path, moment: int) -> None:
-    """Packs `folder`, by its name, into the gzipped tar `archive`; all files are of `moment`, seconds since 1970."""
+    """Packs `folder` into the gzipped tar `archive`; `moment`, in Unix seconds, is every file's time."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -27,7 +27,7 @@ def write(folder: Path, archive: Path, moment: int) -> None:
 
 
 class SourceArchive(sdist):
-    """The command sdist. SOURCE_DATE_EPOCH is the time of its files; by default it is now."""
+    """The sdist command. The files' time is SOURCE_DATE_EPOCH, by default the current time."""
 
     def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
         """Packs one format; as gztar, which is what sdist makes here, the same bytes for the same files."""

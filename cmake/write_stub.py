@@ -1,6 +1,7 @@
-"""Writes the stub of an extension module that pybind11 made, beside it: `write_stub.py rec_sdk_torch/_engine.so`.
+"""Writes the stub of a pybind11 extension module next to it: `write_stub.py rec_sdk_torch/_engine.so`.
 
-pybind11 begins each docstring with the signature. Some types there are put in the words of Python's checkers.
+pybind11 begins each docstring with the signature. Some of its types are replaced by ones that
+type checkers accept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WORDS = [
 
 
 def load(path: Path) -> ModuleType:
-    """Imports the module of this file, which needs no other module of the package."""
+    """Imports the extension module from its file, without importing the package."""
     spec = importlib.util.spec_from_file_location(path.name.partition(".")[0], path)
     assert spec is not None
     assert spec.loader is not None

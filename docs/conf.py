@@ -1,4 +1,4 @@
-"""The documentation site, from the pages as they lie in the repository: `make docs`.
+"""Sphinx configuration of the documentation site, which is built from the repository's pages by `make docs`.
 
 The source folder of Sphinx is the root of the repository, so that a link between two pages is the same on the site and
 in a viewer of the repository.
@@ -60,8 +60,8 @@ redirects = {
 """Former addresses of pages, and where they are now."""
 
 myst_enable_extensions = ["colon_fence"]
-myst_disable_syntax = ["footnote_ref", "footnote_block"]  # names of tests have [^...]
-myst_heading_anchors = 4  # the anchors that viewers of repositories make
+myst_disable_syntax = ["footnote_ref", "footnote_block"]  # names of tests contain [^...]
+myst_heading_anchors = 4  # the same heading anchors as in repository viewers
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -146,7 +146,7 @@ def setup(app: Sphinx) -> None:
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookParser)
     app.add_search_language(_EnglishAndChinese)
-    app.connect("html-page-context", _set_language, priority=900)  # after the theme, which makes the tree
+    app.connect("html-page-context", _set_language, priority=900)  # the theme builds the tree first
     app.connect("source-read", _add_readme)
     app.connect("doctree-read", _name_files_from_the_root)
     app.connect("autodoc-process-signature", _show_defaults)
