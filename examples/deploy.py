@@ -35,7 +35,7 @@ DIM = 16
 
 
 def serve(tables: Sequence[str], requests: Connection) -> None:
-    """Runs in the second process: answers requests with the version it was sent last, until it receives None."""
+    """Runs in the second process: answers requests with the most recently received version, until it receives None."""
     while (message := requests.recv()) is not None:
         if isinstance(message[0], Path):
             save, program = message

@@ -29,7 +29,7 @@ COLUMNS = [LABEL, *COUNTS, *CATEGORIES]
 def _open(path: Path) -> Iterator[TextIO]:
     try:
         with path.open("rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"  # the name need not end in .gz
+            zipped = file.read(2) == b"\x1f\x8b"  # recognized by content, since the name need not end in .gz
             file.seek(0)
             yield io.TextIOWrapper(gzip.GzipFile(fileobj=file) if zipped else file, encoding="utf-8")
     except OSError as error:
@@ -80,7 +80,7 @@ class _Columns:
         self._known: list[dict[str, int]] = [{} for _ in CATEGORIES]
 
     def add(self, row: Sequence[str]) -> None:
-        """Adds a line. Raises a ValueError that names the column with an invalid value."""
+        """Adds a line. Raises ValueError if a value is invalid; the message names the column."""
         if row[0] not in ("0", "1"):
             raise ValueError(f"label is {row[0]!r}, not 0 or 1")
         self.labels.append(float(row[0]))

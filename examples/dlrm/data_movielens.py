@@ -26,7 +26,7 @@ def _genres(items: list[Item]) -> JaggedIds:
 
 
 def _dense(users: list[User], items: list[Item]) -> Tensor:
-    """Returns age, release year and gender, all of magnitude one."""
+    """Returns age, release year and gender, scaled to a magnitude of about one."""
     columns = [
         [user.age / 50.0 for user in users],
         [((item.year or TYPICAL_YEAR) - TYPICAL_YEAR) / 20.0 for item in items],
@@ -36,7 +36,7 @@ def _dense(users: list[User], items: list[Item]) -> Tensor:
 
 
 def _joined(folder: Path) -> tuple[list[Rating], list[User], list[Item]]:
-    """Returns the ratings, and the user and the item of each."""
+    """Returns the ratings, with the user and the item of each rating."""
     ratings, users, items = read_ratings(folder), read_users(folder), read_items(folder)
     for rating in ratings:
         if rating.user not in users:

@@ -37,7 +37,7 @@ class DensePart(nn.Module):
         """Returns the logits, float32 [B], from `[B, dense features]` and `[B, features * dim]`."""
         bottom = self.bottom(dense)
         vectors = torch.cat([bottom, pooled], dim=1).view(bottom.shape[0], -1, self.dim)
-        products = torch.bmm(vectors, vectors.transpose(1, 2))  # every vector with every other
+        products = torch.bmm(vectors, vectors.transpose(1, 2))  # dot products of all pairs of vectors
         interactions = products[:, self.pairs[0], self.pairs[1]]
         logits: Tensor = self.top(torch.cat([bottom, interactions], dim=1)).squeeze(1)
         return logits

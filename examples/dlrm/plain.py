@@ -1,4 +1,4 @@
-"""The plain twin: the same tables as torch.nn.EmbeddingBag, entirely in memory, with torch's optimizers."""
+"""The same tables for comparison as torch.nn.EmbeddingBag, entirely in memory, with torch's optimizers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # already the default; setting it explicitly avoids a warning
 
-CHUNK = 65536  # ids per lookup while the weights are copied
+CHUNK = 65536  # number of ids in each lookup that copies weights
 
 
 class PlainTables(nn.Module):

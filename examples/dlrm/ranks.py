@@ -40,7 +40,7 @@ class Ranks:
         """Runs `work` on rank 0 before any rank continues.
 
         Raises:
-            InputError: rank 0 raised it; then all ranks do.
+            InputError: `work` raised it on rank 0; it is then raised on all ranks.
         """
         problem = None
         if self.rank == 0:

@@ -85,7 +85,7 @@ class Scalars:
 def _panel(axis: Any, label: str, curves: Points) -> None:
     scale = 2.0**-20 if label == "MiB" else 1.0
     for tag, curve in curves.items():
-        if any(value for _, value in curve):  # no line for a kind of memory that is not used
+        if any(value for _, value in curve):  # a kind of memory that is not used gets no line
             name = tag.split("/")[1]  # a table or, if the counter is for a whole collection, the counter
             axis.plot([step for step, _ in curve], [value * scale for _, value in curve], label=name)
     axis.set_ylabel(label)
@@ -95,10 +95,10 @@ def _panel(axis: Any, label: str, curves: Points) -> None:
 
 
 def check_picture(path: Path) -> None:
-    """Refuses a picture that could not be drawn at the end.
+    """Checks in advance that the picture can be drawn when the job ends.
 
     Raises:
-        InputError: matplotlib is not installed, the name is no PNG's, or the folder is not there.
+        InputError: matplotlib is not installed, the file name does not end in .png, or the folder does not exist.
     """
     _require("--plot", "matplotlib", lambda: __import__("matplotlib.figure"))
     if path.suffix.lower() != ".png":
@@ -111,7 +111,7 @@ def summary_writer() -> Any:
     """Returns the class of TensorBoard's writer.
 
     Raises:
-        InputError: it is not installed.
+        InputError: TensorBoard is not installed.
     """
 
     def load() -> Any:

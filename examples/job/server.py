@@ -54,7 +54,7 @@ class Server:
 
     @property
     def version(self) -> Version:
-        """The version that answers now."""
+        """The version that currently answers requests."""
         return self._version
 
     def answer(self, request: Request) -> Tensor:
