@@ -28,7 +28,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Version:
-    """A complete version."""
+    """A complete version of the model: its save of the tables, and all of its other state."""
 
     tables: Path
     """The save of the tables."""
@@ -57,17 +57,17 @@ def latest_name(folder: Path) -> str | None:
 
 
 def read_version(folder: Path, name: str) -> Version:
-    """Reads a version, to the CPU.
+    """Reads a version into CPU memory.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the version's file cannot be read.
     """
     path = versions_folder(folder) / f"{name}.pt"
     try:
         state: State = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise open_problem(path, error) from error
-    except Exception as error:  # torch raises many types for a file that is no archive or is truncated
+    except Exception as error:  # torch raises errors of many types for an invalid or truncated file
         raise InputError(f"cannot read {path}: damaged ({type(error).__name__})") from error
     return Version(tables_folder(folder) / name, state)
 

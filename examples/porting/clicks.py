@@ -44,17 +44,17 @@ def clicks(rank: int) -> Iterator[Clicks]:
 
 
 def pooled(output: Any) -> Tensor:
-    """Returns the rows of both ids side by side, from a collection of bags."""
+    """Returns the embeddings of both ids, concatenated, from a collection of bags."""
     return output.values()
 
 
 def sequences(output: Any) -> Tensor:
-    """Returns the rows of both ids side by side, from a collection of sequences of one id each."""
+    """Returns the embeddings of both ids, concatenated, from a collection of sequences of one id each."""
     return torch.cat([output[name].values() for name in ROWS], dim=1)
 
 
 class Model(nn.Module):
-    """A model from the embeddings of both ids, by `dense`, to the logit of a click."""
+    """A model that computes the logit of a click from the embeddings of both ids, with the layers `dense`."""
 
     def __init__(self, tables: nn.Module, rows: Callable[[Any], Tensor], dense: nn.Module) -> None:
         super().__init__()

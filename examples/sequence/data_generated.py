@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 ITEMS, TOPICS = 10_000, 10
 EXPONENT = 1.2
 TASTES = 2  # topics a user likes
-ON_TOPIC = 0.85  # share of a history that follows the taste
+ON_TOPIC = 0.85  # probability that an item's topic is one of the user's
 
 
 def _draw_items(topics: Tensor, generator: Generator) -> Tensor:

@@ -25,7 +25,7 @@ def pad(sequences: JaggedTensor) -> tuple[Tensor, Tensor]:
 
 
 class InterestModel(nn.Module):
-    """A model from one candidate item and a jagged history to the logit of a click.
+    """A model that computes the logit of a click from one candidate item and a jagged history.
 
     `embeddings` is any module from a KeyedJaggedTensor to a dict with a JaggedTensor for each feature, such as
     torchrec's EmbeddingCollection or an EmbCacheEmbeddingCollection.
@@ -52,7 +52,7 @@ class InterestModel(nn.Module):
     def _interest(self, candidate: Tensor, history: Tensor, mask: Tensor) -> Tensor:
         """Returns the part of the history that the candidate attends to, [B, D], or zeros if there is no history."""
         scores = torch.einsum("bd,bld->bl", self.query(candidate), self.key(history)) / candidate.shape[1] ** 0.5
-        # One more place, with score and value zero, keeps the softmax of an empty history defined.
+        # An additional position with score and value zero keeps the softmax of an empty history defined.
         scores = nn.functional.pad(scores.masked_fill(~mask, -torch.inf), (0, 1))
         weights = scores.softmax(dim=1)[:, :-1]
         return torch.einsum("bl,bld->bd", weights, history)

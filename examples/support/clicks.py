@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from support.errors import InputError
 
-SMALLEST_LOG = 10  # a tenth of it must be at least one row
+SMALLEST_LOG = 10  # a tenth of the log must be at least one row
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ClickData:
             yield self.select(samples).batch()
 
     def longest(self, feature: str) -> int:
-        """Returns the maximal number of ids that a sample has of a feature."""
+        """Returns the largest number of ids that any sample has for a feature."""
         return int(self.features[feature].lengths.max())
 
     def vocabularies(self) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
-"""A check, imported before everything else, that reports in one line why a script cannot run here, or that it was
-interrupted.
+"""Import-time check that reports in one line why a script cannot run here. Scripts import it first. It also reports an
+interruption in one line.
 
 It needs only the standard library, since the Python that runs a script may have nothing else.
 """

@@ -25,7 +25,7 @@ class Rating:
 
     @property
     def liked(self) -> bool:
-        """The label in both examples."""
+        """Whether the rating counts as a click: the label in both examples."""
         return self.stars >= LIKED
 
 
@@ -45,7 +45,7 @@ class Item:
     """A line of u.item."""
 
     item: int
-    year: int | None  # of the release; unknown for a few
+    year: int | None  # release year; None if unknown
     genres: list[int]
 
 

@@ -17,7 +17,7 @@ class TableOptimizer:
 
     optimizer_class: type[torch.optim.Optimizer]
     default_lr: float
-    takes_sparse_gradients: bool = True  # as torch.nn.EmbeddingBag(sparse=True) gives
+    takes_sparse_gradients: bool = True  # the gradients of torch.nn.EmbeddingBag(sparse=True)
     eps: float | None = None  # set if the default for sharded tables differs from the class's
 
     def options(self, lr: float) -> dict[str, float]:

@@ -156,7 +156,7 @@ def _check_picture(path: Path) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Sets options that were left open, and refuses an invalid output file before the training, not after it."""
+    """Sets options that have no value yet, and checks the output file before the training instead of after it."""
     for path in filter(None, (options.plot, options.json)):
         _check_output(path)
     if options.plot:

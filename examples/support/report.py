@@ -30,7 +30,7 @@ def table_sizes(tables: Iterable[BaseEmbeddingConfig], cache_rows: Mapping[str, 
 
 @dataclass(frozen=True)
 class Report:
-    """A run with cached embedding tables and, with --baseline, its plain twin."""
+    """Results of a run with cached embedding tables and, with --baseline, of the same model with torch's tables."""
 
     data: str
     options: Mapping[str, Any]

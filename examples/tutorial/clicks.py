@@ -1,4 +1,4 @@
-"""The data, the model and the training loop of the tutorial, which all steps share: clicks of users on items."""
+"""The data, model and training loop that all steps of the tutorial share: clicks of users on items."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def batches(steps: int, rank: int = 0) -> Iterator[Batch]:
 
 
 class Model(nn.Module):
-    """A model from the embeddings of both ids to the logit of a click."""
+    """A model that computes the logit of a click from the embeddings of both ids."""
 
     def __init__(self, tables: nn.Module) -> None:
         super().__init__()
