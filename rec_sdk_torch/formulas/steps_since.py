@@ -1,4 +1,4 @@
-"""Arithmetic of formulas with the number of a row's last update, as in op_kernels/common/row_steps.h."""
+"""Arithmetic on the iteration of a row's last update; op_kernels/common/row_steps.h has the same functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def steps_since(last: torch.Tensor, iteration: torch.Tensor) -> torch.Tensor:
 
 
 def expm1_of_256th(y: torch.Tensor) -> torch.Tensor:
-    """Computes exp(256 * y) - 1: sums a power series for exp(y) - 1, and doubles the argument eight times."""
+    """Computes exp(256 * y) - 1: sums a power series for exp(y) - 1, then doubles the exponent eight times."""
     e = y * (1 / 720) + 1 / 120
     for term in (1 / 24, 1 / 6, 0.5, 1.0):
         e = e * y + term
@@ -29,7 +29,7 @@ def expm1_of_steps(
     """Computes exp(log * (steps - uncounted)) - 1 for the steps since the row's last update.
 
     Returns:
-        The values, and the new number of the row's last update, both `[rows, 1]`.
+        The values, and the new iteration of the row's last update, both `[rows, 1]`.
     """
     x = at_least((steps_since(last, iteration) - uncounted) * log, -80.0) * (1 / 256)
     return expm1_of_256th(x), x * 0.0 + iteration

@@ -1,4 +1,4 @@
-"""`SparseGradients`: an optimizer of tables that updates no rows, but keeps gradients for the user."""
+"""`SparseGradients`: a table optimizer that updates no rows and keeps the gradients for the user."""
 
 from __future__ import annotations
 

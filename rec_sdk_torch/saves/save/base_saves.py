@@ -1,6 +1,6 @@
 """Records the saves that each embedding was last written to or loaded from.
 
-An incremental save needs one of them as its base.
+An incremental save needs a recorded save as its base.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..format.folders import SaveLocation
 from ..format.manifest import TableFormats
 
 MAX_BASE_SAVES = 4
-"""Folders of saves remembered per embedding. Removed ids are kept for the oldest, so the log grows with this number."""
+"""Maximum number of recorded saves per embedding. The log of removed ids reaches back to the oldest recorded save."""
 
 
 @dataclass(frozen=True, eq=False)
