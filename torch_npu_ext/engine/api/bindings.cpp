@@ -10,7 +10,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kMaxDim = int64_t{1} << 24;  // keeps the byte size of a record far from integer overflow
+constexpr int64_t kMaxDim = int64_t{1} << 24;  // small enough that the byte size of a record cannot overflow
 
 BoundsCheck parse_bounds_check(const std::string& mode) {
   if (mode == "fatal") return BoundsCheck::kFatal;
@@ -84,7 +84,7 @@ std::unique_ptr<Engine> make_engine(std::vector<TableSpec> tables, int64_t dim, 
 
 void bind_specs(py::module_& m) {
   py::class_<Initializer>(m, "Initializer",
-                          R"(The distribution that new weights are drawn from.
+                          R"(The distribution of the initial weights of a row.
 
           kind: "linear" (minimum + i / (D - 1) * (maximum - minimum)), "uniform" ([minimum, maximum)),
           "truncated_normal" (mean and stddev, cut off at two sigma) or "bounded_normal" (the same, cut off
@@ -94,7 +94,7 @@ void bind_specs(py::module_& m) {
            py::arg("minimum"), py::arg("maximum"), py::arg("mean"), py::arg("stddev"));
   py::class_<TableSpec>(m, "TableSpec",
                         R"(The configuration of one table. A hash table accepts any int64 id; in an index
-          table the id is the row.)")
+          table the id is the row number.)")
       .def(py::init([](std::string name, bool hashed, int64_t num_embeddings, int64_t slots, int64_t capacity,
                        const Initializer& initializer, const py::int_& seed, std::vector<float> state_init,
                        const std::string& bounds_check, const std::vector<std::string>& columns,
@@ -120,7 +120,7 @@ void bind_specs(py::module_& m) {
            }),
            R"(Creates the configuration; every argument is passed by keyword.
 
-          slots: rows of the table in the device cache.
+          slots: the number of the table's rows that fit into the device cache.
           capacity: the maximum number of ids of a hash table; 0 means unlimited.
           columns: the values kept per row in addition to its record: "count", "last_use", "version",
           "score", "clicks", "timestamp".
@@ -129,7 +129,7 @@ void bind_specs(py::module_& m) {
           store_path: the file of the host store. It must not exist yet and is removed with the engine;
           empty means in memory. The engine raises OSError if the file cannot be created or the disk is
           full, before any row changes.
-          state_init: the initial value of each state block.
+          state_init: the initial value of each block of optimizer state.
           bounds_check (index tables): "fatal" raises IndexError for an id out of range. With "warning",
           "ignore" and "none" such an id reads row 0; "warning" also reports it in take_bounds_warnings.
           stored_dtype: the weight dtype in the host store, 0 (fp32), 1 (fp16) or 2 (bf16); None means
@@ -201,7 +201,7 @@ PYBIND11_MODULE(_engine, m) {
       [](const std::string& name) { return make_cache_policy(name, 0, 0)->looks_ahead(); }, py::arg("name"),
       R"(Returns whether the policy uses announced batches to choose victims. Raises ValueError for an
           unknown name.)");
-  // The arguments are addresses of functions in another shared library.
+  // `runner` and `threads` are passed as integers: they are addresses of functions in another shared library.
   m.def(
       "set_parallel_runner",
       [](uintptr_t runner, uintptr_t threads, int64_t from_lookups) {
@@ -241,17 +241,17 @@ PYBIND11_MODULE(_engine, m) {
   engine.def(py::init(&make_engine),
              R"(Creates the engine of one group.
 
-          dim, weight_dtype: the elements of a row and their dtype: 0 (fp32), 1 (fp16), 2 (bf16).
-          state_elements: elements of each state block, dim or 1.
+          dim, weight_dtype: the number of weights of a row and their dtype: 0 (fp32), 1 (fp16), 2 (bf16).
+          state_elements: the number of elements of each block of optimizer state in a row: dim or 1.
           feature_tables: the table of each feature, ascending.
           feature_columns: the first output column of each feature; [] for sequences.
           feature_means: whether each feature is MEAN-pooled.
           policy: the cache replacement policy.
-          serial: plans and versions are numbered from serial + 1 on.
-          row_ids: plans provide the ids of their rows for the device.
+          serial: the number before the first plan: plans and versions are numbered from serial + 1.
+          row_ids: whether plans contain the ids of their rows, as an array for the device.
           state_dtypes: the dtype of each state block, 0 (fp32), 1 (fp16) or 2 (bf16); empty means all fp32.
-          origins: plans with rows in provide `origins`, the location of each lookup's row before the swap,
-          for the device.)",
+          origins: whether plans with rows in contain `origins`, an array for the device: the location of each
+          lookup's row before the swap.)",
              py::arg("tables"), py::arg("dim"), py::arg("weight_dtype"), py::arg("state_elements"),
              py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
              py::arg("policy") = "lru", py::arg("serial") = 0, py::arg("row_ids") = false,
@@ -262,7 +262,7 @@ PYBIND11_MODULE(_engine, m) {
       .def_property_readonly("record_bytes", [](const Engine& e) { return e.layout().bytes; });
   bind_batches(engine);
   m.def("start_plans", &Engine::start_plans,
-        R"(Starts plans of several engines, all or none: the caller writes the caches next.
+        R"(Starts plans of several engines, either all of them or none. The caller then writes the caches.
 
           A started plan can only be completed, not cancelled. Raises RuntimeError unless each plan is the
           oldest unapplied plan of its engine.)",
@@ -270,8 +270,8 @@ PYBIND11_MODULE(_engine, m) {
   m.def("apply_without_swap", &Engine::apply_without_swap,
         R"(Starts and applies plans of several engines if none of them has rows in; returns whether it did.
 
-          All or none: returns False unless each plan has no rows in, is not started and is the oldest
-          unapplied plan of its engine.)",
+          Returns False, and changes no plan, unless every plan has no rows in, is not started and is the
+          oldest unapplied plan of its engine.)",
         py::arg("plans"), py::call_guard<WithoutLock>());
   bind_checksums(m);
   bind_unique(m);

@@ -1,4 +1,5 @@
-// Shared by the engine's bindings: checked argument arrays, and conversions of results to NumPy arrays.
+// Helpers of the engine's bindings: argument arrays with checks, and the conversion of results to NumPy
+// arrays.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -26,8 +27,8 @@ using Slots = py::array_t<int32_t, py::array::c_style>;
 using Heats = py::array_t<float, py::array::c_style>;
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
 
-// Array types whose dtype and shape are checked by matrix() and IntArgument, with errors that name the
-// allowed ones. They exist for the types in the stub.
+// Array types of arguments, so that the stub shows their dtypes. matrix() and IntArgument check dtype and
+// shape, and their errors name the allowed ones.
 struct Ints : py::array {
   using py::array::array;
 };
@@ -55,8 +56,8 @@ struct handle_type_name<rec_sdk::Sums> {
   static constexpr auto name = const_name("numpy.typing.NDArray[numpy.float32]");
 };
 
-// Converts a NumPy array to a Span. The array must be contiguous; other integer dtypes and lists are
-// converted to int64.
+// Converts a NumPy array to a Span. An array that is not contiguous is copied. For a Span of int64, arrays of
+// other dtypes are converted.
 template <class T>
 class type_caster<rec_sdk::Span<T>> {
   static constexpr int kConverted = std::is_same_v<T, int64_t> ? array::forcecast : 0;
@@ -147,8 +148,8 @@ auto to_python(std::tuple<T...> values) {
   return std::apply([](T&... each) { return std::make_tuple(to_python(std::move(each))...); }, values);
 }
 
-// Runs `call` without the GIL. A thread that waited for the engine's mutex while holding the GIL could
-// deadlock: the thread that holds the mutex takes the GIL when it frees the memory of a plan.
+// Runs `call` without the GIL. Waiting for the engine's mutex with the GIL could deadlock, because the thread
+// that holds the mutex takes the GIL to free the memory of a plan.
 template <class Call>
 auto call_unlocked(const Call& call) {
   const WithoutLock nogil;
@@ -165,13 +166,13 @@ auto run_unlocked(const Call& call) {
   }
 }
 
-// Returns a binding of a method that runs without the GIL.
+// Wraps a method of the engine so that its binding runs without the GIL.
 template <class Api, class Result, class... Args>
 auto unlocked(Result (Api::*method)(Args...)) {
   return [method](Api& self, Args... args) { return run_unlocked([&] { return (self.*method)(args...); }); };
 }
 
-// An int32 or int64 array argument. It is copied only if it is strided.
+// An int32 or int64 array argument. Only a strided array is copied.
 struct IntArgument {
   IntArgument(const py::array& argument, const char* name)
       : array(py::array::ensure(argument, py::array::c_style)) {
@@ -200,7 +201,7 @@ struct BatchArguments {
   BatchInput input;
 };
 
-// Returns the values of an optional array with one entry per lookup, or null.
+// Returns the data of an optional array with one entry per lookup; null if there is no array.
 template <class Array>
 auto per_lookup(const std::optional<Array>& array, const char* name, const BatchArguments& batch) {
   if (array && (array->ndim() != 1 || array->size() != batch.input.values.size)) {

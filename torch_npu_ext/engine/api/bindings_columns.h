@@ -1,4 +1,4 @@
-// Conversion of per-row and per-candidate columns to NumPy arrays.
+// Conversion of the columns of rows and of candidates to NumPy arrays.
 #pragma once
 
 #include <type_traits>
@@ -16,7 +16,7 @@ struct Field {
   T Values::* member;
 };
 
-// Calls visit(field) for each column that rows and candidates have; the score exists for rows only.
+// Calls visit(field) for each column that Values has; candidates have no score.
 template <class Values, class Visit>
 void for_each_field(const Visit& visit) {
   visit(Field<Values, uint32_t>{"count", Column::kCount, &Values::count});

@@ -3,7 +3,7 @@
 
 namespace rec_sdk {
 
-// Converts InitialRows to (places, tables).
+// Converts InitialRows to the tuple (places, tables).
 static auto to_python(InitialRows initial) {
   return std::make_pair(to_python(std::move(initial.places)), to_python(std::move(initial.tables)));
 }
@@ -15,7 +15,7 @@ static auto to_python(Engine::WindowRows window) {
 
 namespace {
 
-// Returns the values of an optional array with one entry per key, or null.
+// Returns the data of an optional array with one entry per key; null if there is no array.
 const int64_t* per_key(const std::optional<Dense>& array, const BatchArguments& batch) {
   const int64_t size = batch.input.batch_size;
   const int64_t keys = size > 0 ? (batch.input.offsets.size - 1) / size : 0;
@@ -26,8 +26,8 @@ const int64_t* per_key(const std::optional<Dense>& array, const BatchArguments& 
   return array ? array->data() : nullptr;
 }
 
-// Wraps caller-provided memory. The array is kept alive until the plan's last use of it, which may end on any
-// thread; its release therefore takes the GIL.
+// Wraps memory of the caller as a plan's arena. The plan keeps the array alive and may release it on any
+// thread, so the release takes the GIL.
 ExternalArena external_arena(Bytes& array) {
   auto* owner = new py::object(array);
   const auto drop = [](void* data) {
@@ -67,19 +67,18 @@ void bind_batches(EngineClass& engine) {
           py::arg("timestamps").noconvert() = py::none(), py::arg("latest").noconvert() = py::none(),
           R"(Plans a batch and pins its slots. Does not wait for any copy.
 
-          values: [*] ids of all keys.
-          offsets: [K*B + 1].
+          values: [*] the ids of all keys.
+          offsets: [K*B + 1] the offsets of the bags in `values`.
           feature_keys: [F] the key that each feature reads.
           weighted: whether the lookups of the bags have weights.
           joined: whether the features of a sequence share one gradient tensor, one feature after another.
-          arena: memory for the plan's arrays, at least arena_bytes(); the plan keeps it alive. None means
-          memory of the plan's own.
-          announced: the result of announce() for this batch. Planning consumes it, unless an exception is
-          raised.
-          shows, clicks, timestamps: one entry per entry of `values`, for tables that admit or evict ids;
-          None means 1 show each.
-          latest: [K] the latest timestamp of each key, for batches where it comes from more ids than
-          `values`, such as other ranks' ids.
+          arena: memory for the plan's arrays, of at least arena_bytes() bytes; the plan keeps it alive. With
+          None, the plan allocates memory.
+          announced: the result of announce() for this batch. A successful call ends the announcement.
+          shows, clicks, timestamps: one entry per entry of `values`, for tables that admit or evict ids.
+          Without `shows`, every lookup counts as one show.
+          latest: [K] the latest timestamp of each key, if it must include ids that `values` does not contain,
+          such as ids of other ranks.
 
           Raises CacheTooSmallError, CapacityError, IndexError (ids out of range), MemoryError, TypeError,
           ValueError.)")
@@ -94,10 +93,10 @@ void bind_batches(EngineClass& engine) {
           values, offsets, feature_keys, batch_size,
           R"(Announces that a batch will be planned after the batches announced before it.
 
-          A look-ahead policy keeps the rows of announced batches in the cache; other policies ignore it.
-          The announcement is valid until the batch is planned or the announcement is forgotten. No row
-          changes. Raises RuntimeError if 16 batches are announced already, counted from the oldest valid
-          one; TypeError and ValueError like plan().)")
+          A look-ahead policy keeps the rows of announced batches in the cache; other policies ignore
+          announcements. An announcement is valid until its batch is planned or it is forgotten. No row
+          changes. Raises RuntimeError if 16 batches have been announced since the oldest valid announcement,
+          and TypeError and ValueError like plan().)")
       .def(
           "arena_bytes",
           [](Engine& e, const Ints& values, const Ints& offsets, const Ints& feature_keys, int64_t batch_size,
@@ -109,22 +108,22 @@ void bind_batches(EngineClass& engine) {
             return e.arena_bytes(batch.input);
           },
           values, offsets, feature_keys, batch_size, py::arg("weighted") = false, py::arg("joined") = false,
-          R"(Returns an upper bound of the bytes that the arrays of the batch's plan need.)")
+          R"(Returns an upper bound of the size of the batch's plan in bytes.)")
       .def("unapplied", &Engine::unapplied, py::arg("upto").none(true) = py::none(),
            py::call_guard<WithoutLock>(),
            R"(Returns the unapplied plans up to and including `upto`, or all of them, oldest first.
 
-          The returned handles do not pin slots. Raises RuntimeError if `upto` was cancelled.)")
+          The returned plans do not pin slots. Raises RuntimeError if `upto` was cancelled.)")
       .def("applied", unlocked(&Engine::applied), plan,
            R"(Marks a plan as applied: the cache holds its rows. Raises RuntimeError unless the plan is
-          started and the oldest.)")
+          started and is the oldest unapplied one.)")
       .def("in_flight", unlocked(&Engine::in_flight), R"(Returns the number of plans whose slots are still
           pinned.)")
       .def("cancel", unlocked(&Engine::cancel), plan,
-           R"(Cancels the newest plan before it is started, and unpins its slots.
+           R"(Cancels the newest plan, which must not be started, and unpins its slots.
 
-          Plans can be cancelled one by one, newest first. Only the order of future evictions may differ
-          from before the plan. Raises RuntimeError for any other plan.)")
+          Several plans can be cancelled one by one, newest first. The group is then as before the plan,
+          except that later evictions may choose other victims. Raises RuntimeError for any other plan.)")
       .def(
           "find",
           [](Engine& e, const Ints& values, const Ints& offsets, const Ints& feature_keys, int64_t batch_size,
@@ -134,8 +133,8 @@ void bind_batches(EngineClass& engine) {
             return e.find(batch.input, bag_begin, bag_end);
           },
           values, offsets, feature_keys, batch_size, py::arg("bag_begin"), py::arg("bag_end"),
-          R"(Finds the rows of the group's bags [bag_begin, bag_end) for reading. Changes nothing except
-          bounds warnings.
+          R"(Finds the rows of the group's bags [bag_begin, bag_end) for reading. Changes nothing except the
+          recorded bounds warnings.
 
           Raises RuntimeError while a plan is not applied.)")
       .def(
@@ -146,8 +145,8 @@ void bind_batches(EngineClass& engine) {
             return to_python(e.bag_ranges(batch.input, max_lookups));
           },
           offsets, feature_keys, batch_size, py::arg("max_lookups"),
-          R"(Returns boundaries 0 = b0 < b1 < ... = F*B that split the bags into runs. Each run has at most
-          max_lookups lookups or is a single bag.)")
+          R"(Returns boundaries 0 = b0 < b1 < ... = F*B that split the bags into runs. A run has at most
+          max_lookups lookups, unless it is a single bag.)")
       .def(
           "read",
           [](Engine& e, const ReadPlan& plan, Records records) {
@@ -155,8 +154,8 @@ void bind_batches(EngineClass& engine) {
             return run_unlocked([&] { return e.read(plan, out); });
           },
           py::arg("read_plan"), records,
-          R"(Fills the records [host_count] of the plan's host rows. Returns (places [m], tables [m]) of the
-          rows that have initial values.
+          R"(Fills the records [host_count] of the plan's host rows. Returns (places [m], tables [m]) of those
+          with initial values: their positions in `records` and their tables.
 
           Raises RuntimeError while a write-back of the plan's sources is pending.)")
       .def(
@@ -183,8 +182,8 @@ void bind_batches(EngineClass& engine) {
             e.read_sums(plan, out);
           },
           plan, sums,
-          R"(Fills the sums [Q] of the rows in that have spilled sums. Raises RuntimeError once the plan is
-          applied or cancelled.)")
+          R"(Fills the sums [Q] of the incoming rows (rows in) that have spilled sums. Raises RuntimeError
+          once the plan is applied or cancelled.)")
       .def(
           "read_in",
           [](Engine& e, const Plan& plan, Records records, bool initial) {
@@ -192,10 +191,10 @@ void bind_batches(EngineClass& engine) {
             return run_unlocked([&] { return e.read_in(plan, out, initial); });
           },
           plan, records, py::arg("initial") = false,
-          R"(Fills the records [I] of the rows in, from the host store or with initial values.
+          R"(Fills the records [I] of the incoming rows (rows in), from the host store or with initial values.
 
-          initial: also returns (places [m], tables [m]) of the rows that have initial values; otherwise
-          both are empty.
+          initial: also returns (places [m], tables [m]) of the rows with initial values: their positions in
+          `records` and their tables. Otherwise both arrays are empty.
           Raises RuntimeError while a write-back of the plan's sources is pending.)")
       .def(
           "read_ahead",
@@ -204,11 +203,11 @@ void bind_batches(EngineClass& engine) {
             return run_unlocked([&] { return e.read_ahead(plan, out); });
           },
           plan, records,
-          R"(Fills the records of the rows in, except rows whose write-back is pending, without waiting for
-          the write-backs.
+          R"(Fills the records of the incoming rows (rows in), but skips rows whose write-back is pending.
+          Never waits for a write-back.
 
-          Returns the places [m] of the skipped rows, ascending, for read_late. Raises RuntimeError once the
-          plan is started or cancelled.)")
+          Returns the places [m] of the skipped rows, ascending: their positions among the rows in. read_late
+          reads them. Raises RuntimeError once the plan is started or cancelled.)")
       .def(
           "read_late",
           [](Engine& e, const Plan& plan, Span<int32_t> places, Records records) {
@@ -217,7 +216,7 @@ void bind_batches(EngineClass& engine) {
             e.read_late(plan, places, out);
           },
           plan, py::arg("places"), records,
-          R"(Fills the records [m] of the rows in at `places`, ascending, that read_ahead skipped. Raises
+          R"(Fills the records [m] of the rows in at `places` [m], ascending, which read_ahead skipped. Raises
           RuntimeError while a write-back of the plan's sources is pending.)")
       .def(
           "mark",
@@ -226,15 +225,14 @@ void bind_batches(EngineClass& engine) {
             slots ? e.mark(plan, {slots->data(), slots->size()}) : e.mark(plan);
           },
           plan, py::arg("slots").noconvert() = py::none(),
-          R"(Marks the plan's rows, or the subset in `slots`, as having sums in the accumulation window.
+          R"(Marks the plan's rows, or only the rows in `slots`, as having sums in the accumulation window.
 
           Raises RuntimeError after the plan was released.)")
       .def("window_open", unlocked(&Engine::window_open), R"(Returns whether any row has a sum in the
           accumulation window.)")
       .def("window_rows", unlocked(&Engine::window_rows),
-           R"(Returns the rows with sums, by ascending table: slots [n] of cached rows, ascending,
-          slot_offsets [T + 1], rows [m] outside the cache, ascending within a table, and row_offsets [T +
-          1].)")
+           R"(Returns the rows that have sums, ordered by table: the slots [n] of cached rows, ascending, and
+          slot_offsets [T + 1]; the other rows [m], ascending within a table, and row_offsets [T + 1].)")
       .def(
           "read_spilled",
           [](Engine& e, int64_t begin, int64_t end, Records records, Sums sums) {

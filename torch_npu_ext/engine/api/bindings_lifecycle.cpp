@@ -11,7 +11,7 @@ static auto to_python(EvictableIds evictable) {
 
 namespace {
 
-// Copies the columns in `arrays` into `values`. Raises KeyError for columns that the table does not keep.
+// Copies the columns in `arrays` into `values`. Raises KeyError for a column that the table does not keep.
 template <class Values>
 void from_arrays(const Columns& arrays, ColumnSet kept, std::vector<Values>* values) {
   size_t known = 0;
@@ -71,7 +71,7 @@ void bind_rules(py::module_& m) {
            R"(Creates the rules from (name, parameters) pairs; torch_npu_ext/engine/rules has one file per
           rule.
 
-          Raises ValueError that names an unknown rule or an invalid parameter.)",
+          Raises ValueError, which names the unknown rule or the invalid parameter.)",
            py::kw_only(), py::arg("rules"));
   m.def("rules", &rule_names, R"(Returns the names of all rules.)");
 }
@@ -86,20 +86,20 @@ void bind_lifecycle(py::module_& m) {
       .def("freeze", unlocked(&Lifecycle::freeze), py::arg("frozen"),
            R"(Sets for each table whether it is frozen.
 
-          Batches planned afterwards do not train a frozen table, its clock stands still, and end_step
-          evicts none of its ids. Raises RuntimeError while a plan is not applied or a write-back is
-          pending.)")
+          Batches planned afterwards do not train a frozen table. Its clock stands still, and end_step evicts
+          none of its ids. Raises RuntimeError while a plan is not applied or a write-back is pending.)")
       .def("evicts", unlocked(&Lifecycle::evicts), intervals,
-           R"(Returns whether end_step may evict ids or halve a sketch now. Plans that are not started are
-          ignored.)")
+           R"(Returns whether end_step may now evict ids or halve the counts of a sketch. The effects of plans
+          that are not started are ignored.)")
       .def("end_step", unlocked(&Lifecycle::end_step), intervals,
            R"(Ends a training step and returns the number of evicted ids.
 
-          Table t evicts by its rules every intervals[t] steps (0: never), and whenever it exceeds its
-          bound. Raises RuntimeError if evicts() and a plan is not applied or a write-back is pending.)")
+          The rules of table t evict ids every intervals[t] steps (0: never), and whenever the table exceeds
+          its bound. Raises RuntimeError if evicts() is true while a plan is not applied or a write-back is
+          pending.)")
       .def("evict", unlocked(&Lifecycle::evict), table,
-           R"(Evicts ids by the table's rules now and returns their number. Rows in flight or with sums in
-          the window stay.)")
+           R"(Evicts ids by the table's rules now and returns their number. Rows of batches in flight and rows
+          with sums in the accumulation window are kept.)")
       .def(
           "evictable_ids",
           [](Lifecycle& e, int32_t table, const std::optional<std::vector<int64_t>>& intervals) {
@@ -108,17 +108,18 @@ void bind_lifecycle(py::module_& m) {
             });
           },
           table, py::arg("intervals") = py::none(),
-          R"(Returns the ids [n], ascending, that evict would evict now, and the rules that chose them.
+          R"(Returns the ids [n], ascending, that evict would evict now, and for each id the rule that chose
+          it.
 
-          intervals: returns the ids that end_step would evict with these intervals instead.
-          The rules are uint8 [n]: 1 age, 2 idleness, 3 score, 4 bound, 6 norm. Raises RuntimeError while a
-          plan is not applied or a write-back is pending.)")
+          intervals: if set, returns the ids that end_step would evict with these intervals. The rules are
+          uint8 [n]: 1 age, 2 idleness, 3 score, 4 bound, 6 norm. Raises RuntimeError while a plan is not
+          applied or a write-back is pending.)")
       .def("measured_tables", &Lifecycle::measured_tables, intervals, py::call_guard<WithoutLock>(),
-           R"(Returns the tables whose next end_step evicts rows by their norm: mark_small must be called
-          for them first.)")
+           R"(Returns the tables for which the next end_step evicts rows by the norm of their weights.
+          mark_small must be called for these tables first.)")
       .def("mark_small", unlocked(&Lifecycle::mark_small), table, rows,
-           R"(Marks the rows [n] whose weights have a small norm; the norm rule evicts exactly these at the
-          next eviction. Raises RuntimeError while a plan is not applied or a write-back is pending.)")
+           R"(Marks the rows [n] whose weights have a small norm; at the next eviction, the norm rule evicts
+          exactly these rows. Raises RuntimeError while a plan is not applied or a write-back is pending.)")
       .def("take_large_evictions", &Lifecycle::take_large_evictions, py::call_guard<WithoutLock>(),
            R"(Returns and clears the latest large eviction of each table: (table name, evicted rows, rows
           before, latest timestamp).
@@ -132,8 +133,8 @@ void bind_lifecycle(py::module_& m) {
             return to_arrays(call_unlocked([&] { return e.read_columns(table, rows); }), kept);
           },
           table, rows,
-          R"(Returns the columns that the table keeps for rows [n]: count, last_use, clicks, timestamp
-          (int64 [n]), score (float64 [n]).)")
+          R"(Returns the columns of rows [n] that the table keeps, out of count, last_use, clicks, timestamp
+          (int64 [n]) and score (float64 [n]).)")
       .def(
           "write_columns",
           [](Lifecycle& e, int32_t table, Span<int64_t> rows, const Columns& columns) {
@@ -158,8 +159,8 @@ void bind_lifecycle(py::module_& m) {
                 to_python(std::move(ids)),
                 to_arrays(values, call_unlocked([&] { return candidate_columns(e.rules(table)); })));
           },
-          table, R"(Returns the candidates, ids [n] that were looked up but have no row, ascending, and
-          their columns [n].)")
+          table, R"(Returns the candidates of a table and their columns [n]. Candidates are the ids [n],
+          ascending, that were looked up but have no row.)")
       .def(
           "set_candidates",
           [](Lifecycle& e, int32_t table, Span<int64_t> ids, const Columns& columns) {
@@ -175,9 +176,10 @@ void bind_lifecycle(py::module_& m) {
           R"(Replaces all candidates of a table; a sketch is rebuilt from their counts.
 
           A missing last_use or timestamp column is set to the present clock. Raises KeyError and ValueError
-          like write_columns, and ValueError for a table without an admission rule that counts.)")
+          like write_columns, and ValueError if the table has no admission rule that counts lookups.)")
       .def("sketch", unlocked(&Lifecycle::sketch), table,
-           R"(Returns the state of the table's sketch, uint8 [n]; n is 0 for a table without a sketch.)")
+           R"(Returns the state of the table's sketch for a save, uint8 [n]; n is 0 for a table without a
+          sketch.)")
       .def(
           "set_sketch",
           [](Lifecycle& e, int32_t table, const std::vector<Bytes>& states) {
@@ -187,9 +189,11 @@ void bind_lifecycle(py::module_& m) {
             e.set_sketch(table, copies);
           },
           table, py::arg("states"),
-          R"(Restores the sketch from one or several saved states, of sketches that each counted other ids.
+          R"(Restores the sketch from one or several saved states. Each id must have been counted by at most
+          one of the saved sketches.
 
-          The shapes of the saved sketches may differ. The restored counts are at least the saved ones.
+          The shapes of the saved sketches may differ. A restored count may be higher than the saved count,
+          but never lower.
           Raises ValueError for an invalid state or a table without a sketch.)")
       .def(
           "clock",

@@ -4,7 +4,7 @@
 namespace rec_sdk {
 namespace {
 
-// Returns a capsule that keeps the plan's buffers alive, for views into them.
+// Returns a capsule that keeps the plan's buffers alive, as the base object of views into them.
 py::capsule owner_of(const Plan& plan) {
   auto* owner = new std::shared_ptr<PlanBuffers>(plan.buffers());
   return py::capsule(owner, [](void* data) { delete static_cast<std::shared_ptr<PlanBuffers>*>(data); });
@@ -26,7 +26,7 @@ struct DLTensor {
   int32_t ndim;
   DLDataType dtype;
   int64_t* shape;
-  int64_t* strides;  // null: contiguous
+  int64_t* strides;  // null for a contiguous tensor
   uint64_t byte_offset;
 };
 struct DLManagedTensor {
@@ -46,7 +46,7 @@ using View = py::typing::Optional<py::array>;
 using Views = py::typing::Tuple<View, py::ellipsis>;
 using Capsules = py::typing::Tuple<py::typing::Optional<py::object>, py::ellipsis>;
 
-// Returns an array of the plan with its dtype, or None if the batch does not need the array.
+// Returns a NumPy view of one of the plan's arrays, or None if the batch does not need the array.
 py::object view_of(const PlanBuffers::Field& field, const char* arena, const py::capsule& owner) {
   using Field = PlanBuffers::Field;
   if (field.begin < 0) return py::none();
@@ -65,11 +65,12 @@ py::object view_of(const PlanBuffers::Field& field, const char* arena, const py:
   return py::array_t<int32_t>(words, reinterpret_cast<const int32_t*>(data), owner);
 }
 
-// Returns an array of the plan for torch.from_dlpack, or None. Such a tensor is cheaper to create and destroy
-// than one made from a NumPy array; its deleter does not take the GIL.
+// Returns one of the plan's arrays as a DLPack capsule for torch.from_dlpack, or None. A tensor from a
+// capsule is cheaper to create and destroy than one from a NumPy array, because its deleter does not take the
+// GIL.
 py::object capsule_of(const PlanBuffers::Field& field, const Plan& plan) {
   using Field = PlanBuffers::Field;
-  // Host kernels compute hot segments themselves.
+  // Only kernels for the host use these tensors, and they compute hot segments themselves.
   if (field.begin < 0 || field.type == Field::kHotSegment) return py::none();
   auto exported = std::make_unique<ExportedField>();
   const uint8_t bits = field.type == Field::kInt64 ? 64 : 32;
@@ -108,12 +109,12 @@ py::tuple map_fields(const Plan& plan, const Convert& convert) {
 void bind_plan(py::module_& m) {
   const auto field = [](auto member) { return [member](const Plan& p) { return (*p).*member; }; };
   py::class_<Plan>(m, "Plan",
-                   R"(The plan of one batch: the rows to swap in and out. Its slots are pinned until it is
-          released or deleted.
+                   R"(The plan of one batch: the rows to swap into and out of the cache. Its slots are pinned
+          until it is released or deleted.
 
-          A plan is planned, then started (the cache may have been written from then on, and the plan can
-          only be completed), then applied; or it is cancelled. A plan that is released before it is started
-          is cancelled, once no later plan exists.)")
+          A plan is first planned, then started, and finally applied. Once it is started, the cache may have
+          been written, and the plan can only be completed. A plan that is not started can be cancelled;
+          releasing it also cancels it, as soon as no later plan exists.)")
       .def_property_readonly(
           "arena",
           [](const Plan& p) {
@@ -131,7 +132,8 @@ void bind_plan(py::module_& m) {
             const py::capsule owner = owner_of(p);
             return Views(map_fields(p, [&](const auto& field) { return view_of(field, p->arena(), owner); }));
           },
-          R"(The arrays of `fields` with their dtypes; `hot_segments` is [H, 4]. They keep the arena alive.)")
+          R"(The arrays of `fields` as NumPy views with their dtypes, which keep the arena alive;
+          `hot_segments` is [H, 4].)")
       .def_property_readonly(
           "capsules",
           [](const Plan& p) {
@@ -143,14 +145,15 @@ void bind_plan(py::module_& m) {
                              R"(The number of the plan; later plans have larger numbers.)")
       .def_property_readonly(
           "sources", field(&PlanBuffers::sources),
-          R"(Serials of the plans whose pending write-backs contain rows that this plan swaps in. They must
-          be completed before Engine.read_in.)")
+          R"(The serials of plans with pending write-backs of rows that this plan swaps in. These write-backs
+          must be complete before Engine.read_in.)")
       .def_property_readonly("rows_out", field(&PlanBuffers::rows_out), R"(The number of rows out (victims),
           O.)")
       .def_property_readonly("rows_in", field(&PlanBuffers::rows_in), R"(The number of rows in (misses), I.)")
       .def_property_readonly(
           "segment_lookups", [](const Plan& p) { return p->segment_offsets[p->uniques]; },
-          R"(The number of lookups that read a row; lookups of the default row follow them in segment order.)")
+          R"(The number of the batch's lookups, except lookups of default rows, which come last in segment
+          order.)")
       .def_property_readonly("window_out", field(&PlanBuffers::window_out), R"(The number of rows out with
           sums, P.)")
       .def_property_readonly("window_in", field(&PlanBuffers::window_in), R"(The number of rows in with
@@ -167,10 +170,11 @@ void bind_plan(py::module_& m) {
           R"(Whether the cache holds the plan's rows.)")
       .def_property_readonly(
           "bounds_warnings", &Plan::bounds_warnings,
-          R"((table name, count, an example) of ids out of range, for tables with bounds_check "warning".)")
+          R"(The ids out of range in tables with bounds_check "warning": (table name, number of ids, an
+          example) per table.)")
       .def_property_readonly("rejected_timestamps", &Plan::rejected_timestamps,
-                             R"((table name, count, an example id, its timestamp, the table's latest
-          timestamp) of lookups whose timestamps were rejected as too far in the future.)")
+                             R"(The timestamps that were rejected as too far in the future: (table name,
+          number of timestamps, an example id, its timestamp, the table's latest timestamp) per table.)")
       .def_property_readonly("written_back",
                              py::cpp_function(&Plan::written_back, py::call_guard<WithoutLock>()),
                              R"(Whether no write-back of the plan is pending.)")
@@ -183,12 +187,12 @@ void bind_plan(py::module_& m) {
                 return next ? std::optional(std::move(next)) : std::nullopt;
               },
               py::call_guard<WithoutLock>()),
-          R"(A handle that does not pin slots, as returned by Engine.unapplied, if the plan is the oldest
-          unapplied one; otherwise None.)")
+          R"(Another handle of the plan, as returned by Engine.unapplied, which does not pin slots. None
+          unless the plan is the oldest unapplied one.)")
       .def("release", &Plan::release,
            R"(Unpins the plan's slots. Idempotent; deleting the plan releases it too.)");
-  py::class_<Announcement>(m, "Announcement", R"(A batch that will be planned later. Deleting it calls
-          forget().)")
+  py::class_<Announcement>(m, "Announcement", R"(The announcement of a batch that will be planned later.
+          Deleting the object calls forget().)")
       .def("forget", &Announcement::forget,
            R"(Withdraws the announcement. Idempotent; has no effect after the batch was planned.)");
   const auto view = [](auto member) {
@@ -201,14 +205,14 @@ void bind_plan(py::module_& m) {
   py::class_<ReadPlan>(m, "ReadPlan",
                        R"(The locations of the rows of some bags, for reading without a swap.
 
-          If all_resident, `index` holds cache slots. Otherwise it indexes the concatenation of the rows in
-          resident_slots and the host_count rows that Engine.read fills.)")
-      .def_property_readonly("offsets", view(&ReadPlan::offsets), R"(Offsets of the bags into `index`, [bags
-          + 1], from 0.)")
-      .def_property_readonly("index", view(&ReadPlan::index), R"(The location of each lookup's row,
+          If all_resident, `index` contains cache slots. Otherwise it contains positions in the concatenation
+          of two arrays: the rows in resident_slots, and the host_count rows that Engine.read fills.)")
+      .def_property_readonly("offsets", view(&ReadPlan::offsets), R"(The offsets of the bags in `index`, [bags
+          + 1], starting at 0.)")
+      .def_property_readonly("index", view(&ReadPlan::index), R"(The location of the row of each lookup,
           [lookups].)")
       .def_property_readonly("resident_slots", view(&ReadPlan::resident_slots),
-                             R"(Distinct cache slots, [R]; empty if all_resident.)")
+                             R"(The distinct cache slots of the lookups, [R]; empty if all_resident.)")
       .def_property_readonly("host_count", [](const ReadPlan& p) { return p.host_rows.size(); })
       .def_readonly("sources", &ReadPlan::sources,
                     R"(Serials of the plans whose write-backs must be complete before Engine.read.)")

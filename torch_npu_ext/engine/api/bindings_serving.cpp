@@ -1,4 +1,4 @@
-// rec_sdk_torch._engine: indexes of saves, and lookups in saved tables.
+// rec_sdk_torch._engine: index files of saves, and lookups in saved tables.
 #include <algorithm>
 
 #include "torch_npu_ext/engine/api/bindings.h"
@@ -20,10 +20,11 @@ void check_offsets(const Dense& offsets, int64_t count) {
 
 void bind_serving(py::module_& m) {
   py::class_<IndexWriter>(m, "IndexWriter",
-                          R"(Writer of a table's index in a save, which maps ids to files and rows.
+                          R"(Writer of the index of a table in a save. The index maps each id to a file and a
+          row in it.
 
-          All entries must be added once per round, in the same order, for `rounds` rounds. A later entry of
-          an id replaces an earlier one.)")
+          There are `rounds` rounds, and in each round all entries must be added in the same order. A later
+          entry of an id replaces an earlier one.)")
       .def(py::init<const std::string&, int64_t, const std::string&, uint64_t>(), py::arg("path"),
            py::arg("most_ids"), py::arg("save"), py::arg("window"),
            R"(Creates the index file.
@@ -31,7 +32,7 @@ void bind_serving(py::module_& m) {
           path: a file that does not exist yet.
           most_ids: an upper bound of the number of ids.
           save: the save's id, 32 characters.
-          window: the entries kept in memory at a time, 16 bytes each; a power of two.
+          window: the number of entries in memory at a time, 16 bytes each; a power of two.
           Raises OSError if the disk is full.)")
       .def_property_readonly("rounds", &IndexWriter::rounds)
       .def(
@@ -41,19 +42,19 @@ void bind_serving(py::module_& m) {
             w.add(ids.data(), ids.size(), file, first_row);
           },
           py::arg("ids"), py::arg("file"), py::arg("first_row"),
-          R"(Adds ids [n] whose rows are first_row and following in the file with this number. Raises
-          ValueError beyond most_ids.)")
+          R"(Adds ids [n], whose rows are first_row, first_row + 1, ... in file number `file`. Raises
+          ValueError if the index would have more than most_ids ids.)")
       .def(
           "remove",
           [](IndexWriter& w, const Dense& ids) {
             const WithoutLock nogil;
             w.remove(ids.data(), ids.size());
           },
-          py::arg("ids"), R"(Removes ids [n], which have no row any more.)")
+          py::arg("ids"), R"(Marks ids [n] as removed: they have no row any more.)")
       .def("end_round", unlocked(&IndexWriter::end_round), "Ends a round; all entries must have been added.")
       .def(
           "finish", [](IndexWriter& w) { w.finish(true); }, py::call_guard<WithoutLock>(),
-          R"(Completes the index after the last round; returns once it is on the disk.)");
+          R"(Completes the index after the last round, and returns once the file is on the disk.)");
   m.def(
       "same_index",
       [](const std::string& path, const std::string& other, const std::string& save) {
@@ -65,8 +66,8 @@ void bind_serving(py::module_& m) {
           that is not an index of the save.)");
   using Files = std::vector<std::tuple<std::string, int64_t, int64_t>>;
   py::class_<ServedTable>(m, "ServedTable",
-                          R"(Weights of one table in saves, mapped read-only. Lookups may run on several
-          threads.)")
+                          R"(The weights of one table in its saves, mapped read-only. Lookups may run on
+          several threads.)")
       .def(py::init([](const std::vector<std::tuple<std::string, std::string, Files>>& save_files,
                        const std::string& format, int64_t dim) {
              std::vector<ServedSave> saves;
@@ -81,12 +82,12 @@ void bind_serving(py::module_& m) {
            py::arg("saves"), py::arg("format"), py::arg("dim"),
            R"(Opens a table from a save and the saves it is based on.
 
-          saves: newest first: the index file, the save's id, and (path, first byte of the weights, number
-          of rows) of each file of rows.
+          saves: for each save, newest first: the index file, the save's id, and (path, first byte of the
+          weights, number of rows) for each of its files of rows.
           format: the format of the rows, F32, F16, BF16, Q8 or Q4.
-          dim: the elements of a row.
+          dim: the number of weights of a row.
           Raises OSError, or ValueError for files that are damaged or belong to another save.)")
-      .def_property_readonly("row_bytes", &ServedTable::row_bytes, R"(The bytes of a stored row.)")
+      .def_property_readonly("row_bytes", &ServedTable::row_bytes, R"(The size of a stored row in bytes.)")
       .def(
           "lookup",
           [](const ServedTable& t, const Dense& ids, const Bytes& missing, Records out) {

@@ -6,21 +6,21 @@ namespace rec_sdk {
 
 void bind_simulation(py::module_& m) {
   py::class_<CacheTrace>(m, "CacheTrace",
-                         R"(The ids of a table's batches, deduplicated once, for simulations of caches of
-          any size and policy.)")
+                         R"(The recorded batches of a table, deduplicated once and ready to be simulated with
+          caches of any size and policy.)")
       .def(py::init([](const Dense& ids, const Dense& starts) {
              if (starts.size() == 0) throw py::value_error("starts must not be empty");
              const WithoutLock nogil;
              return std::make_unique<CacheTrace>(ids.data(), ids.size(), starts.data(), starts.size() - 1);
            }),
            py::arg("ids"), py::arg("starts"),
-           R"(Reads the batches.
+           R"(Deduplicates the batches.
 
           ids: [n] the ids of all batches.
           starts: [batches + 1] the start of each batch, from 0 to n; other values raise ValueError.)")
       .def_property_readonly("distinct", &CacheTrace::distinct, R"(The number of distinct ids.)")
-      .def_property_readonly("largest", &CacheTrace::largest, R"(The largest number of distinct ids of a
-          batch.)")
+      .def_property_readonly("largest", &CacheTrace::largest, R"(The number of distinct ids in the batch that
+          has the most.)")
       .def(
           "simulate",
           [](const CacheTrace& self, int64_t slots, const std::string& policy, int64_t ahead, int64_t warm) {

@@ -17,7 +17,7 @@ void bind_tables(py::module_& m) {
           at any time.)")
       .def("rows", unlocked(&Tables::rows), table,
            R"(Returns the ids [n] by ascending row, their slots [n] (-1 if not cached) and their rows [n].
-          Rows have gaps once ids were removed.)")
+          After removals, the row numbers have gaps.)")
       .def(
           "read_rows",
           [](Tables& e, int32_t table, Span<int64_t> ids, Span<int64_t> rows, Records records) {
@@ -26,23 +26,23 @@ void bind_tables(py::module_& m) {
             e.read_rows(table, ids, rows, out);
           },
           table, ids, rows, records,
-          R"(Fills the host records of rows [n] and their ids. The records of cached rows are stale: the
-          caller must overlay the cache's records.)")
+          R"(Fills `records` with the host store's records of rows [n], whose ids are `ids`. The host records
+          of cached rows are stale: the caller must replace them by the cache's records.)")
       .def("insert", unlocked(&Tables::insert), table, ids,
-           R"(Inserts the ids that a hash table does not have; returns rows [n] and slots [n] (-1 if not
-          cached) of all ids.
+           R"(Inserts the ids that a hash table does not have; returns the rows [n] and slots [n] (-1 if not
+          cached) of all ids [n].
 
           Raises CapacityError, MemoryError, or IndexError for ids that an index table lacks.)")
       .def("find_rows", unlocked(&Tables::find_rows), table, ids,
-           R"(Returns rows [n] (-1 if unknown) and slots [n] (-1 if not cached) of ids. Raises IndexError
-          for ids that an index table lacks.)")
+           R"(Returns the rows [n] (-1 for an unknown id) and slots [n] (-1 if not cached) of ids [n]. Raises
+          IndexError for ids that an index table lacks.)")
       .def("remove", unlocked(&Tables::remove), table, ids, py::arg("candidates") = true,
            R"(Removes ids from a hash table, or resets rows of an index table to initial values; returns the
           number of removed ids.
 
-          candidates: also drops the counts of ids that have no row.
-          Raises RuntimeError, with nothing removed, if a batch in flight uses one of the rows or one of
-          them has a sum in the window; IndexError for ids that an index table lacks.)")
+          candidates: if true, also drops the counts of ids that have no row yet.
+          Raises RuntimeError, and removes nothing, if a batch in flight uses one of the rows or one of the
+          rows has a sum in the accumulation window; IndexError for ids that an index table lacks.)")
       .def("reserve_rows", unlocked(&Tables::reserve_rows), table, rows,
            R"(Allocates the memory of rows [n] in the host store, so that write_rows cannot fail. Raises
           MemoryError, IndexError.)")
@@ -54,8 +54,8 @@ void bind_tables(py::module_& m) {
             e.write_rows(table, ids, rows, in);
           },
           table, ids, rows, records,
-          R"(Stores the host records of rows [n] and their ids. Cached rows must be written to the cache as
-          well.)")
+          R"(Stores `records` of rows [n], whose ids are `ids`, in the host store. The caller must also write
+          cached rows to the cache.)")
       .def("clear", unlocked(&Tables::clear), table,
            R"(Removes all rows and their sums. Raises RuntimeError while a batch in flight uses a row.)")
       .def(
@@ -65,15 +65,17 @@ void bind_tables(py::module_& m) {
             const WithoutLock nogil;
             e.initial_records(table, ids, out);
           },
-          table, ids, records, R"(Fills the initial records [n] of ids. May be called at any time.)")
+          table, ids, records, R"(Fills `records` with the initial records of ids [n]. May be called at any
+          time.)")
       .def("cached_rows", unlocked(&Tables::cached_rows), table,
-           R"(Returns the rows in the cache, by slot: ids [n], heats float32 [n], last uses uint32 [n].
+           R"(Returns the rows in the cache, by ascending slot: their ids [n], heats float32 [n] and last uses
+          uint32 [n].
 
-          The heat is the number of batches that used the row, with older ones counting less; 0 if the
-          policy does not count. The last use is the number of the batch that used the row last.)")
+          The heat of a row is the number of batches that used it, older batches counting less; it is 0 if the
+          policy does not count uses. The last use is the number of the latest batch that used the row.)")
       .def("choose_warm", unlocked(&Tables::choose_warm), table, ids,
-           R"(Chooses free slots for ids, hottest first, whose rows are outside the cache: returns their
-          places among ids [n], rows [n] and slots [n].
+           R"(Chooses free slots for rows outside the cache. The ids must be sorted, hottest first. Returns,
+          for each chosen row, its position in `ids`, its row and its slot.
 
           Raises RuntimeError while batches are in flight; IndexError for ids that an index table lacks.)")
       .def("warm", unlocked(&Tables::warm), table, ids, py::arg("slots"), py::arg("heats"),
@@ -92,9 +94,9 @@ void bind_tables(py::module_& m) {
           py::arg("table") = py::none(),
           R"(Returns the counters of a table, or of all tables: batches, lookups, unique_rows,
           unique_misses, new_rows, rows_in, rows_out, bytes_in, bytes_out, bounds_errors, largest_batch (the
-          most unique rows of one batch in one table), warmed_rows (rows brought into the cache by warm),
-          admitted (ids that got a row, if the table has an admission rule), not_admitted_lookups, and
-          evicted (ids).)")
+          most unique rows of one batch in one table), warmed_rows (rows that `warm` brought into the cache),
+          admitted (ids that got a row in a table with an admission rule), not_admitted_lookups, and evicted
+          (ids).)")
       .def(
           "pinned",
           [](Tables& e, std::optional<int32_t> table) {
@@ -117,9 +119,9 @@ void bind_tables(py::module_& m) {
                                                   {"candidate_bytes", memory.candidate_bytes}};
           },
           py::arg("table") = py::none(),
-          R"(Returns sizes of a table, or of all tables: id_map_bytes, store_bytes (in memory), disk_bytes,
-          column_bytes (per-row columns and the logs of changes and removals), rows, candidates,
-          candidate_bytes.)")
+          R"(Returns the sizes of a table, or their sums over all tables: id_map_bytes, store_bytes (in
+          memory), disk_bytes, column_bytes (per-row columns and the logs of changes and removals), rows,
+          candidates, candidate_bytes.)")
       .def("set_memory_limit", unlocked(&Tables::set_memory_limit), py::arg("bytes"),
            R"(Limits the memory that the host stores may commit, in addition to the free memory of the
           machine and its cgroup.)")

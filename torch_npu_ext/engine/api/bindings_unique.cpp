@@ -7,7 +7,7 @@
 namespace rec_sdk {
 namespace {
 
-// Returns an array that views memory of `owner` and keeps it alive.
+// Returns a NumPy view of memory that `owner` owns; the view keeps `owner` alive.
 template <class T>
 py::array_t<T> view_of(const T* data, std::vector<py::ssize_t> shape, const py::object& owner) {
   return py::array_t<T>(std::move(shape), data, owner);
@@ -48,8 +48,8 @@ std::shared_ptr<Deduplicator> make_deduplicator(const std::vector<int64_t>& num_
       !feature_columns.empty()));
 }
 
-// Returns the values of an optional array with one entry per lookup. Throws if a table requires the array and
-// it is missing.
+// Returns the data of an optional array with one entry per lookup. Throws if a table requires the array and
+// the batch has none.
 template <class Array>
 auto required_values(bool required, const std::optional<Array>& array, const char* name,
                      const BatchArguments& batch) {
@@ -103,11 +103,11 @@ py::array_t<int64_t> owner_ranks_of_ids(const Dense& ids, const std::pair<int32_
 
 void bind_unique(py::module_& m) {
   m.def("owner_ranks", &owner_ranks_of_ids, py::arg("ids"), py::arg("home"), py::arg("world_size"),
-        R"(Returns the owner rank, of world_size ranks, of each of ids [n].
+        R"(Returns the owner rank of each of ids [n], out of world_size ranks.
 
           home: the ownership rule of the table: (rank, 0) if one rank owns all ids; (-1, 0) for id mod
-          world_size, by floor; (-2, 0) for a hash of the id; (-3, block) for id / block, and id mod
-          world_size beyond the blocks. Raises ValueError for an invalid rule.)");
+          world_size, by floor; (-2, 0) for a hash of the id; (-3, block) for id / block, or id mod world_size
+          for ids beyond the last rank's block. Raises ValueError for an invalid rule.)");
   const auto table = [](auto member) {
     return [member](const py::object& self) {
       const auto& batch = self.cast<const UniqueBatch&>();
@@ -125,25 +125,27 @@ void bind_unique(py::module_& m) {
   };
   py::class_<UniqueBatch>(
       m, "UniqueBatch",
-      R"(A rank's batch, deduplicated per table and grouped by owner rank; W ranks, T tables.
+      R"(The batch of one rank, deduplicated per table and grouped by owner rank. There are W ranks and T
+          tables.
 
-          Rows are received in the order of `ids`; the tables of a group share one tensor.)")
+          The rank receives rows in the order of `ids`, in one tensor for the tables of a group.)")
       .def_property_readonly("ids", list(&UniqueBatch::ids),
-                             R"(Distinct ids [U], by owner rank, then table, then first occurrence.)")
-      .def_property_readonly("repeats", list(&UniqueBatch::repeats), R"(The number of lookups of each of
+                             R"(The distinct ids [U], ordered by owner rank, then table, then first
+          occurrence.)")
+      .def_property_readonly("repeats", list(&UniqueBatch::repeats), R"(The number of lookups of each entry of
           `ids`, [U].)")
       .def_property_readonly(
           "signals", list(&UniqueBatch::signals),
-          R"(The signals that are sent with `ids`, as int32 words in the order of `ids`; the input of
-          `received_signals`.)")
+          R"(The signals to send with `ids`, as int32 words in the order of `ids`. `received_signals` of the
+          receiving rank decodes them.)")
       .def_property_readonly(
           "latest", list(&UniqueBatch::latest),
           R"(The latest timestamp of each table in the batch, [T]; -2**63 if there is none or if `run` was
           called without `signals`.)")
       .def_property_readonly("counts", table(&UniqueBatch::counts), R"(The number of ids per owner rank and
           table, [W, T].)")
-      .def_property_readonly("lookups", table(&UniqueBatch::lookups), R"(The number of lookups of these ids,
-          [W, T].)")
+      .def_property_readonly("lookups", table(&UniqueBatch::lookups), R"(The number of lookups of ids per
+          owner rank and table, [W, T].)")
       .def_property_readonly(
           "out_of_range",
           [](const UniqueBatch& batch) {
@@ -153,7 +155,8 @@ void bind_unique(py::module_& m) {
             }
             return result;
           },
-          R"((table, count, an example) of ids out of range of index tables; they read row 0.)")
+          R"(The ids out of range in index tables: (table, number of ids, an example) per table. Such ids read
+          row 0.)")
       .def(
           "rows", [](const UniqueBatch& batch, int64_t group) { return group_of(batch, group).rows; },
           py::arg("group"), R"(Returns the number of rows that the tables of a group receive. Raises
@@ -174,13 +177,13 @@ void bind_unique(py::module_& m) {
             return arena_with_fields(own.lookups, {own.slots, own.offsets, own.source}, self);
           },
           py::arg("group"),
-          R"(Returns an arena of int32 words and the location (first word, words) of each array in it, or
-          None. The arrays describe N lookups, feature by feature:
+          R"(Returns an arena of int32 words, and for each array in it the location (first word, words) or
+          None. The arrays describe the N lookups of a group, feature by feature:
 
-          slots: int32 [N], the received row.
-          offsets: int64 [F * B + 1] of the bags; pooled groups only.
-          source: int64 [N], the position of the lookup in the batch's values; None if all values are used
-          in order.)")
+          slots: int32 [N], the received row of each lookup.
+          offsets: int64 [F * B + 1], the offsets of the bags; pooled groups only.
+          source: int64 [N], the position of each lookup in the batch's values; None if all values are used in
+          order.)")
       .def(
           "segments",
           [](const py::object& self, int64_t group) {
@@ -196,31 +199,31 @@ void bind_unique(py::module_& m) {
                                      self);
           },
           py::arg("group"),
-          R"(Returns an arena, and locations of arrays in it like `slots`, of the lookups sorted by received
-          row, U rows:
+          R"(Returns an arena and the locations of arrays in it, like `slots`. The arrays describe the lookups
+          sorted by received row, for U rows:
 
           segment_offsets: int32 [U + 1].
-          grad_row: int32 [N], the lookup, or the sample of pooled groups.
+          grad_row: int32 [N], the lookup; in pooled groups, the sample.
           grad_column: int32 [N], pooled groups only.
-          scale: float32 [N], with a MEAN feature.
-          positions: int32 [N], the lookup, for weighted bags.
+          scale: float32 [N], the factor of the gradient; only with a MEAN feature.
+          positions: int32 [N], the lookup; only for weighted bags.
           hot_segments: int32 [H, 4], None if H is 0.
-          Must not be called from two threads at a time.)");
+          Two threads must not call this at the same time.)");
   py::class_<Deduplicator, std::shared_ptr<Deduplicator>>(
       m, "Deduplicator",
-      R"(The deduplicator of the batches of a sharded collection. Several threads may use it.)")
+      R"(Deduplicator of the batches of a sharded collection. Several threads may use it.)")
       .def(py::init(&make_deduplicator), py::arg("num_embeddings"), py::arg("homes"), py::arg("groups"),
            py::arg("feature_tables"), py::arg("feature_columns"), py::arg("feature_means"),
            py::arg("world_size"), py::arg("signals") = py::none(),
            R"(Creates the deduplicator of a collection.
 
-          num_embeddings: the rows of each index table, 0 for a hash table.
+          num_embeddings: the number of rows of each index table; 0 for a hash table.
           homes: the ownership rule of each table; see `owner_ranks`.
-          groups: the group of each table; the rows of a group's tables are received in one tensor.
-          feature_tables, feature_columns, feature_means: the table, the first output column and MEAN
-          pooling of each feature, ordered by table. The last two are empty for sequences.
-          signals: what is sent with each table's ids, a sum of 1 (shows on this rank), 2 (clicks) and 4
-          (last timestamp). None: nothing.)")
+          groups: the group of each table; one tensor receives the rows of all tables of a group.
+          feature_tables, feature_columns, feature_means: for each feature, ordered by table: its table, its
+          first output column and whether it is MEAN-pooled. The last two are empty for sequences.
+          signals: the signals that are sent with each table's ids: the sum of 1 (shows on this rank), 2
+          (clicks) and 4 (last timestamp). None means no signals.)")
       .def_property_readonly(
           "signal_words",
           [](const Deduplicator& self) {
@@ -230,18 +233,18 @@ void bind_unique(py::module_& m) {
             }
             return py::array_t<int64_t>(static_cast<py::ssize_t>(words.size()), words.data());
           },
-          R"(The int32 words that `UniqueBatch.signals` has for each id of a table, [T].)")
+          R"(The number of int32 words per id in `UniqueBatch.signals`, for each table, [T].)")
       .def("received_signals", &received_signals, py::arg("counts"), py::arg("ids"),
            py::arg("signals").noconvert(),
-           R"(Decodes the signals of the ids [n] that all ranks sent: returns shows, clicks and timestamps
-          [n], or None for a signal that no table uses.
+           R"(Decodes the signals that all ranks sent with ids [n]. Returns shows, clicks and timestamps [n],
+          or None for a signal that no table uses.
 
-          counts: [W, T] ids by sending rank and table.
-          ids: [n] by rank, then table.
+          counts: [W, T] the number of ids per sending rank and table.
+          ids: [n] ordered by sending rank, then table.
           signals: the received words.
 
-          An id that several ranks sent gets the same timestamp everywhere, from its last lookup in the
-          batch of all ranks, by feature, then rank. Raises ValueError for sizes that do not match.)")
+          An id that several ranks sent gets the timestamp of its last lookup in the joint batch of all ranks,
+          which is ordered by feature, then rank. Raises ValueError for sizes that do not match.)")
       .def(
           "run",
           [](Deduplicator& self, const Ints& values, const Ints& offsets, const Ints& feature_keys,
@@ -262,7 +265,7 @@ void bind_unique(py::module_& m) {
           py::arg("clicks").noconvert() = py::none(), py::arg("timestamps").noconvert() = py::none(),
           R"(Deduplicates a batch; see Engine.plan for the batch's arguments.
 
-          segments: computes `UniqueBatch.segments` now instead of on the first call.
+          segments: computes the result of `UniqueBatch.segments` now instead of on its first call.
           signals: collects the signals that the tables use.
           Raises ValueError if a table uses clicks or timestamps and the batch has none.)");
 }

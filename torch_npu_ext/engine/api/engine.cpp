@@ -4,8 +4,8 @@
 
 namespace rec_sdk {
 
-// Queues the unpinning for the next engine call. Python's garbage collector may drop a plan while another
-// thread holds the engine's lock for planning; release() must not wait for that lock.
+// Only queues the plan; the next call of the engine unpins its slots. Python's garbage collector may delete a
+// plan while another thread holds the engine's lock for planning, and release() must not wait for it.
 void Plan::release() noexcept {
   if (!released_.exchange(true)) shared_->order.end_later(buffers_);
 }
@@ -101,8 +101,8 @@ std::vector<std::unique_ptr<Plan>> Engine::unapplied(const Plan* upto) {
   }
   if (upto != nullptr && upto->buffers()->state == PlanState::kApplied) return plans;
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& buffers) {
-    // Plans are compared by serial: `upto` may have been applied meanwhile, and is then no longer in the
-    // order.
+    // Plans are compared by serial number, because `upto` is no longer visited if another thread has applied
+    // it meanwhile.
     if (upto != nullptr && buffers->serial > (*upto)->serial) return;
     plans.push_back(std::make_unique<Plan>(shared_, buffers, false));
     plans.back()->keep();

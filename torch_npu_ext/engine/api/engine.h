@@ -23,8 +23,8 @@ namespace rec_sdk {
 
 struct RowRange;
 
-// A handle of a batch's plan. The plan's slots are pinned until release(), which the destructor calls. A plan
-// that is released before it is started is cancelled.
+// A handle of a batch's plan. The plan's slots are pinned until release(), which the destructor calls.
+// Releasing a plan that is not started cancels it.
 class Plan {
  public:
   Plan(std::shared_ptr<LockedGroup> shared, std::shared_ptr<PlanBuffers> buffers, bool pins)
@@ -59,7 +59,7 @@ class Plan {
   bool keeps_ = false;
 };
 
-// A batch that was announced for later planning. The destructor withdraws the announcement.
+// The announcement of a batch that will be planned later. The destructor withdraws it.
 class Announcement {
  public:
   Announcement(std::shared_ptr<LockedGroup> shared, uint64_t ticket)
@@ -74,7 +74,7 @@ class Announcement {
 
  private:
   std::shared_ptr<LockedGroup> shared_;
-  uint64_t ticket_;  // 0 if the policy does not look ahead
+  uint64_t ticket_;  // 0 if the policy ignores announcements
   std::atomic<bool> forgotten_{false};
 };
 
@@ -93,7 +93,7 @@ class Engine : public GroupAccess {
                              const Announcement* announced = nullptr);
   std::unique_ptr<Announcement> announce(const BatchInput& input);
   size_t arena_bytes(
-      const BatchInput& input);  // an upper bound that holds whatever other threads plan before
+      const BatchInput& input);  // an upper bound, whatever other threads plan before this batch
   std::unique_ptr<ReadPlan> find(const BatchInput& input, int64_t bag_begin, int64_t bag_end);
   std::vector<int64_t> bag_ranges(const BatchInput& input, int64_t max_lookups) const;
   InitialRows read(const ReadPlan& plan, char* records);
@@ -105,7 +105,7 @@ class Engine : public GroupAccess {
   static bool apply_without_swap(const std::vector<const Plan*>& plans);
   int64_t in_flight();
 
-  // Copies of records and sums; the records are copied without the engine's lock.
+  // Copy records and sums. The engine's lock is not held while records are copied.
   InitialRows read_in(const Plan& plan, char* records, bool initial = false);
   std::vector<int32_t> read_ahead(const Plan& plan, char* records);
   void read_late(const Plan& plan, Span<int32_t> places, char* records);

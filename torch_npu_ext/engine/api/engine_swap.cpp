@@ -9,20 +9,22 @@
 
 namespace rec_sdk {
 
-// A range of a table's rows within a plan's rows in or out; `to` is the buffer position of its first row.
+// A range of rows of one table, as indices into the rows in or rows out of a plan. `to` is the position of
+// its first row in the staging buffer.
 struct RowRange {
   int32_t table, begin, end, to;
 };
 
 namespace {
 
-// A piece of work of one thread. Each record is prefetched kRowsAhead rows before its copy.
+// The most rows that a thread copies as one piece of work, and how many rows ahead of its copy a record is
+// prefetched.
 constexpr int32_t kRowsPerPiece = 1024;
 constexpr int32_t kRowsAhead = 8;
-// A record copy is counted as so many lookups when the number of threads is chosen.
+// The cost of copying a record, in lookups, for the decision whether several threads are worth it.
 constexpr int64_t kLookupsPerRecord = 4;
 
-// Splits the rows [offsets[t], offsets[t + 1]) of every table into pieces for threads.
+// Splits the rows [offsets[t], offsets[t + 1]) of every table t into pieces of at most kRowsPerPiece rows.
 std::vector<RowRange> split_rows(const std::vector<int32_t>& offsets) {
   std::vector<RowRange> pieces;
   for (size_t t = 0; t + 1 < offsets.size(); ++t) {
@@ -34,7 +36,7 @@ std::vector<RowRange> split_rows(const std::vector<int32_t>& offsets) {
   return pieces;
 }
 
-// Returns the pieces without the rows at `places`, which ascend.
+// Returns the pieces without the rows at `places`, which must be ascending.
 std::vector<RowRange> without(const std::vector<RowRange>& pieces, const std::vector<int32_t>& places) {
   std::vector<RowRange> kept;
   auto next = places.begin();
@@ -56,8 +58,8 @@ void for_each_piece(const std::vector<RowRange>& pieces, int64_t rows, const Cop
   for_each_part(static_cast<int64_t>(pieces.size()), rows * kLookupsPerRecord, at);
 }
 
-// Requests all pieces from the store before the first copy, because a disk is faster with many requests at
-// once.
+// Announces all pieces to the host stores before the first copy, because a disk serves many requests at once
+// faster.
 void will_need(const Group& group, const std::vector<RowRange>& pieces, const uint32_t* rows) {
   for (const RowRange& piece : pieces) {
     group.tables[piece.table].store.will_need(rows + piece.begin, piece.end - piece.begin);
@@ -148,11 +150,12 @@ void Engine::read_sums(const Plan& plan, float* sums) {
   group_.window.read(*plan, sums);
 }
 
-// Until the records are written completely the write-back stays pending, so that no other call reads them.
+// The write-back stays pending until all records are written, so that no other call reads them earlier.
 void Engine::complete_write_back(const Plan& plan, const char* records, const float* sums) {
   check_own(plan);
   auto guard = lock();
-  if (group_.write_backs.find(plan->serial) != plan.buffers()) return;  // completed before, or no rows out
+  if (group_.write_backs.find(plan->serial) != plan.buffers())
+    return;  // already completed, or the plan has no rows out
   if (plan->state != PlanState::kApplied && plan->state != PlanState::kApplying) {
     throw std::runtime_error("a write-back must be completed after its plan was started");
   }

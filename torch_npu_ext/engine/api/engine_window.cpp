@@ -93,7 +93,8 @@ void Engine::close_window() {
     Table& table = group_.tables[spilled.table()];
     if (!table.columns.has(Column::kVersion)) continue;
     const uint64_t before = table.columns.exchange_version(spilled.row(), newest);
-    table.changes.add_unknown(before, newest);  // only matters if a version was read within the window
+    table.changes.add_unknown(before,
+                              newest);  // matters only if a save read the version while the window was open
   }
   group_.window.close();
 }

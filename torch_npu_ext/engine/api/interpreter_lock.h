@@ -7,9 +7,9 @@
 
 namespace rec_sdk {
 
-// Runs `take`, which acquires the GIL. Before 3.14, Python unwinds the stack of a thread that acquires the
-// GIL while the interpreter exits; in a destructor this would terminate the process. Here such a thread
-// sleeps forever instead, as Python does from 3.14 on.
+// Runs `take`, which acquires the GIL. If the interpreter is exiting, Python before 3.14 unwinds the stack of
+// the acquiring thread, which in a destructor would terminate the process. Here such a thread sleeps forever
+// instead, as in Python 3.14.
 template <class Take>
 auto take_lock(const Take& take) {
   try {
@@ -21,7 +21,7 @@ auto take_lock(const Take& take) {
   }
 }
 
-// Releases the GIL for its lifetime.
+// Releases the GIL while the object exists.
 class WithoutLock {
  public:
   WithoutLock() : state_(PyEval_SaveThread()) {}

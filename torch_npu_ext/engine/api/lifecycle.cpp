@@ -27,7 +27,7 @@ bool Lifecycle::has_evictable(int32_t t, int64_t interval) const {
   return !group_.tables[t].frozen && (interval_ends(group_.tables[t], interval) || beyond_bound(t));
 }
 
-// Ignores the effects of plans that are not started, because they may be cancelled and planned again.
+// Does not count ids of plans that are not started, because such plans may be cancelled and planned again.
 bool Lifecycle::beyond_bound(int32_t t) const {
   const Table& table = group_.tables[t];
   const Rules& rules = table.spec().rules;
@@ -42,7 +42,7 @@ bool Lifecycle::beyond_bound(int32_t t) const {
   return std::any_of(rules.evictions().begin(), rules.evictions().end(), due);
 }
 
-// Ignores the counts of plans that are not started, like beyond_bound().
+// Does not count lookups of plans that are not started, for the same reason as beyond_bound().
 bool Lifecycle::halves(int32_t t) const {
   const Table& table = group_.tables[t];
   if (table.frozen || !table.admission->halves(0)) return false;

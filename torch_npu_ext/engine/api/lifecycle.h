@@ -1,4 +1,5 @@
-// The engine's calls on admission and eviction of ids, and on the statistics that they use.
+// The engine's calls on the id lifecycle: admission and eviction of ids, and the statistics that the rules
+// use.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,8 @@ std::unique_lock<std::mutex> LockedGroup::lock_settled(const char* what) {
   return guard;
 }
 
-// Applies to the group what threads did to plans without its lock since the last call.
+// Transfers to the group what threads did to plans without its lock since the last call: plans that were
+// applied or released, and announcements that were withdrawn.
 void LockedGroup::catch_up() noexcept {
   for (const uint64_t ticket : order.take_forgotten()) group.future.forget(ticket);
   while (const std::shared_ptr<PlanBuffers> plan = order.take_applied()) finish(plan.get());
@@ -38,7 +39,8 @@ void LockedGroup::finish(PlanBuffers* plan) noexcept {
   if (plan->ended) group.uses.release(*plan);
 }
 
-// A plan that is neither applied nor the newest stays in the order; it is applied on the way to a later plan.
+// A released plan that is neither applied nor the newest stays in the order: it must be applied before the
+// plans after it.
 void LockedGroup::end(PlanBuffers* plan) noexcept {
   plan->ended = true;
   if (plan->finished) group.uses.release(*plan);

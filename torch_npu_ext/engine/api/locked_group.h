@@ -1,5 +1,5 @@
-// A group with its locks, shared by the classes of the API. Their calls may be made from several threads, and
-// leave the group unchanged after an exception. The bindings' docstrings describe each call.
+// A group with its locks, shared by the classes of the engine's API. Several threads may call these classes,
+// and a call that throws leaves the group unchanged. The docstrings of the bindings describe each call.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ class LockedGroup {
   explicit LockedGroup(GroupSpec spec) : group(std::move(spec)) {}
 
   std::unique_lock<std::mutex> lock();
-  // Throws std::runtime_error while a plan is not applied or a write-back is pending.
+  // Locks the group; throws std::runtime_error while a plan is not applied or a write-back is pending.
   std::unique_lock<std::mutex> lock_settled(const char* what);
 
   Group group;
   PlanOrder order;
-  // Held shared by copies of records, and exclusively by calls that free or move records. It is taken after
-  // lock(), to keep one order of locks.
+  // A copy of records holds this mutex shared; a call that frees or moves records holds it exclusively. It
+  // must be taken after lock(), so that all threads take the locks in the same order.
   std::shared_mutex records_mutex;
 
  private:

@@ -1,4 +1,4 @@
-// The plans that are not applied yet, in order, and the releases that the group has not processed yet.
+// The queue of plans that are not applied yet, and the released plans that the group has not processed yet.
 #pragma once
 
 #include <cstddef>
@@ -13,14 +13,15 @@
 
 namespace rec_sdk {
 
-// A queue of unapplied plans with a mutex of its own, held briefly, so that threads that apply or drop a plan
-// do not wait for a thread that plans. LockedGroup::catch_up() transfers the changes to the group.
+// The unapplied plans, oldest first. The queue has its own mutex, which is held only briefly: a thread that
+// applies or releases a plan does not wait for a thread that is planning. LockedGroup::catch_up() transfers
+// the changes to the group.
 class PlanOrder {
  public:
   using Buffers = std::shared_ptr<PlanBuffers>;
   using Guard = std::lock_guard<std::mutex>;
 
-  // Callable by any thread. Errors are std::runtime_error.
+  // Any thread may call these functions. They throw std::runtime_error.
   template <class Keep>  // calls keep() if the plan is the oldest, and returns whether it is
   bool keep_next(const PlanBuffers& plan, const Keep& keep) {
     const Guard guard(mutex_);
@@ -28,7 +29,7 @@ class PlanOrder {
     keep();
     return true;
   }
-  bool is_next_planned(const PlanBuffers& plan) const {  // the oldest, and not started
+  bool is_next_planned(const PlanBuffers& plan) const {  // whether it is the oldest and not started
     const Guard guard(mutex_);
     return is_next(plan) && plan.state == PlanState::kPlanned;
   }
@@ -38,17 +39,17 @@ class PlanOrder {
     if (plan->state == PlanState::kPlanned) plan->state = PlanState::kApplying;
   }
   void applied(PlanBuffers* plan);  // kApplying -> kApplied; throws unless the plan is the oldest
-  void end_later(Buffers plan) {    // its handle was released
+  void end_later(Buffers plan) {    // queues a plan whose handle was released
     const Guard guard(mutex_);
     ended_.push_back(std::move(plan));
   }
-  void forget_later(uint64_t ticket) {  // ticket of an announcement
+  void forget_later(uint64_t ticket) {  // queues the ticket of a withdrawn announcement
     const Guard guard(mutex_);
     forgotten_.push_back(ticket);
   }
 
-  // Callers hold the engine's mutex.
-  void add(const Buffers& plan) {  // as the newest; throws std::bad_alloc
+  // The caller of these functions holds the engine's mutex.
+  void add(const Buffers& plan) {  // adds the newest plan; throws std::bad_alloc
     const Guard guard(mutex_);
     plans_.push_back(plan);
   }
@@ -56,11 +57,11 @@ class PlanOrder {
     const Guard guard(mutex_);
     plans_.pop_back();
   }
-  Buffers cancel_newest() noexcept {  // kPlanned -> kCancelled; null if it is in another state
+  Buffers cancel_newest() noexcept {  // kPlanned -> kCancelled; returns null in another state
     const Guard guard(mutex_);
     return cancel();
   }
-  Buffers cancel_released() noexcept;  // cancels the newest if it was released and no handle keeps it
+  Buffers cancel_released() noexcept;  // cancels the newest plan if it was released and no handle keeps it
   Buffers take_applied() noexcept;     // removes and returns the oldest applied plan, or null
   std::vector<Buffers> take_ended() noexcept {
     const Guard guard(mutex_);
@@ -74,7 +75,7 @@ class PlanOrder {
     const Guard guard(mutex_);
     return !plans_.empty() && plans_.back().get() == &plan;
   }
-  size_t size() const {  // including applied plans that take_applied() has not returned
+  size_t size() const {  // includes applied plans that take_applied() has not returned yet
     const Guard guard(mutex_);
     return plans_.size();
   }

@@ -19,7 +19,7 @@ std::vector<int64_t> sorted_by_row(std::vector<std::pair<uint32_t, int64_t>> fou
   return ids;
 }
 
-// Returns the ids of the rows for which selects(id, row, slot) is true, by ascending row.
+// Returns the ids for which selects(id, row, slot) is true, by ascending row.
 template <class Selects>
 std::vector<int64_t> ids_by_row(const Table& table, const Selects& wanted) {
   std::vector<std::pair<uint32_t, int64_t>> found;
@@ -29,7 +29,7 @@ std::vector<int64_t> ids_by_row(const Table& table, const Selects& wanted) {
   return sorted_by_row(std::move(found));
 }
 
-// Examines only `ids`; unknown ids are skipped.
+// Like the function above, but examines only `ids` and skips unknown ones.
 template <class Selects>
 std::vector<int64_t> ids_by_row(const Table& table, const std::vector<int64_t>& ids, const Selects& selects) {
   constexpr size_t kAhead = 16;
@@ -78,8 +78,8 @@ std::pair<std::vector<int64_t>, int64_t> Saves::changed_ids(int32_t t, uint64_t 
   return {std::move(ids), examined};
 }
 
-// Rows of a batch in flight already have the batch's version although their update is not done; the version
-// before the oldest such batch is therefore the present one.
+// Rows of a batch in flight already have the batch's version, although they have not been updated yet. The
+// present version is therefore the one before the oldest batch in flight.
 uint64_t Saves::version() {
   const auto guard = lock();
   const auto& in_flight = group_.uses.in_flight();
@@ -144,7 +144,7 @@ uint64_t Saves::next_version() {
 
 std::vector<int64_t> Saves::load_rows(int32_t t, Span<int64_t> ids, const std::vector<RecordPart>& parts,
                                       bool whole) {
-  constexpr int64_t kPieceBytes = int64_t{256} << 10;  // fits into a core's cache
+  constexpr int64_t kPieceBytes = int64_t{256} << 10;  // small enough for the cache of a core
   std::vector<int64_t> rows = tables_.insert(t, ids).first;
   const int64_t count = ids.size(), bytes = group_.layout.bytes;
   if (whole && parts.size() == 1 && parts[0].bytes == bytes) {

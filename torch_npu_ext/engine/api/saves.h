@@ -1,5 +1,5 @@
-// The engine's calls for saves: versions and changes of rows, loading, and snapshots, whose rows are taken
-// while batches are planned and applied.
+// The engine's calls for saves: versions and changes of rows, loading, and snapshots. The rows of a snapshot
+// are taken while batches are planned and applied.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace rec_sdk {
 // Rows taken from a snapshot.
 struct TakenRows {
   std::vector<int64_t> ids;
-  std::vector<int32_t> slots;  // or kNoSlot if the record is in `records`
+  std::vector<int32_t> slots;  // [rows] kNoSlot if the record is in `records`
   std::vector<uint32_t> rows;
   UnsetBytes records;                    // [rows, record_bytes]; empty if all rows have a slot
   std::vector<RowColumnValues> columns;  // empty if the table saves no columns
@@ -41,12 +41,13 @@ class Saves : public GroupAccess {
   void forget_changes(int32_t table, uint64_t upto);
   std::pair<std::vector<int64_t>, int64_t> scan_ids(int32_t table, int64_t begin, int64_t least);
 
-  // Reserve before inserting in the order of scan_ids(): that order is the map's own, so a growing map would
-  // be filled at one end, with long searches.
+  // Must be called before ids are inserted in the order of scan_ids(). That is the order of their positions
+  // in a map, so without reserved space the ids would crowd at one end of the growing map, and searches would
+  // be long.
   void reserve_ids(int32_t table, int64_t extra);
   struct RecordPart {
     const char* values;    // [count, bytes]
-    int64_t begin, bytes;  // position in a record
+    int64_t begin, bytes;  // the position of these bytes in a record
   };
   std::vector<int64_t> load_rows(int32_t table, Span<int64_t> ids, const std::vector<RecordPart>& parts,
                                  bool whole);
@@ -56,7 +57,7 @@ class Saves : public GroupAccess {
   int64_t open_snapshot(int32_t table);
   int64_t open_snapshot(int32_t table, Span<int64_t> ids);
   int64_t open_snapshot_since(
-      int32_t table, uint64_t since);  // does not sort the rows, because training waits for this call
+      int32_t table, uint64_t since);  // the rows are not sorted yet, because training waits for this call
   void close_snapshot(int32_t table);
   int64_t snapshot_pending(int32_t table);
   TakenRows take_ids(int32_t table, Span<int64_t> ids);

@@ -1,4 +1,5 @@
-// The engine's calls on snapshots: the rows of one moment are taken while batches are planned and applied.
+// The engine's calls on snapshots, with which a save takes the rows as of one moment while batches are
+// planned and applied.
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
@@ -28,8 +29,8 @@ TakenRows empty_result(const Table& source, int64_t record_bytes) {
   return taken;
 }
 
-// Calls visit(id, row, slot) for the ids that the table has, and before it soon(row), for prefetches. Each
-// dependent memory access is prefetched for all ids of a piece before the first of them needs it.
+// Calls visit(id, row, slot) for the ids that the table has. For prefetches, soon(row) is called earlier.
+// Each kind of memory access is prefetched for all ids of a piece before it is made for the first of them.
 template <class Soon, class Visit>
 void for_each_located(const Table& table, Span<int64_t> all, const Soon& soon, const Visit& visit) {
   constexpr int64_t kPiece = 64;
@@ -118,7 +119,7 @@ int64_t Saves::snapshot_pending(int32_t t) {
   return open_snapshot_of(table(t)).pending();
 }
 
-// Visits the rows that an unapplied plan swaps in or out, and the rows of pending write-backs.
+// Visits the moving rows: rows that an unapplied plan swaps in or out, and rows of pending write-backs.
 template <class Visit>
 void Saves::for_each_moving_row(int32_t t, const Visit& visit) const {
   const auto all = [&visit, t](const std::vector<int32_t>& offsets, const uint32_t* rows) {
@@ -132,8 +133,7 @@ void Saves::for_each_moving_row(int32_t t, const Visit& visit) const {
 }
 
 void Saves::mark_moving(int32_t t, Snapshot* snapshot) const {
-  std::vector<uint64_t>
-      plans;  // identifies the moving rows: a plan has the same rows as long as it is in one of these states
+  std::vector<uint64_t> plans;  // identifies the set of moving rows, because the rows of each plan are fixed
   order_.for_each([&](const std::shared_ptr<PlanBuffers>& plan) { plans.push_back(plan->serial << 1); });
   group_.write_backs.for_each([&plans](const PlanBuffers& plan) { plans.push_back(plan.serial << 1 | 1); });
   snapshot->set_moving(std::move(plans), [&](const auto& mark) { for_each_moving_row(t, mark); });
@@ -150,8 +150,8 @@ void Saves::take(Table* source, int64_t id, uint32_t row, uint32_t slot, TakenRo
   }
 }
 
-// Copies the records of all taken rows after they are known, with prefetches, because the rows are scattered
-// in the store.
+// Copies the records of the taken rows that are not cached. This is done for all rows together, with
+// prefetches, because they are scattered in the store.
 void Saves::copy_records(const Table& source, TakenRows* taken) const {
   constexpr size_t kAhead = 8;
   const size_t bytes = static_cast<size_t>(group_.layout.bytes), count = taken->ids.size();
@@ -160,7 +160,7 @@ void Saves::copy_records(const Table& source, TakenRows* taken) const {
   taken->records.resize(count * bytes);
   for (size_t i = 0; i < count; ++i) {
     if (i + kAhead < count) source.store.prefetch(taken->rows[i + kAhead]);
-    if (resident(taken->slots[i])) continue;  // the caller reads the cache
+    if (resident(taken->slots[i])) continue;  // the caller reads the record from the cache
     char* const record = taken->records.data() + i * bytes;
     if (!source.store.read(taken->rows[i], record)) source.initializer.write(taken->ids[i], record);
   }
@@ -205,7 +205,7 @@ TakenRows Saves::take_slots(int32_t t, Span<int32_t> slots) {
   return taken;
 }
 
-// Takes listed rows from position *at on. Rows that are being moved are skipped.
+// Takes rows of the snapshot's list, from position *at on, and advances *at. Moving rows are skipped.
 void Saves::take_listed(Table* source, int64_t* at, int64_t least, TakenRows* taken) {
   constexpr int64_t kAhead = 16;
   Snapshot& snapshot = *source->snapshot;

@@ -1,4 +1,4 @@
-// Whole-table access: calls that are rare and never part of a batch.
+// Whole-table access: rare calls that are not part of a batch.
 #include "torch_npu_ext/engine/api/tables.h"
 
 #include <algorithm>
@@ -16,7 +16,7 @@ Tables::RowsAndSlots sized_for(Span<int64_t> ids) {
   return {std::vector<int64_t>(count), std::vector<int32_t>(count)};
 }
 
-// Returns the rows and slots of ids; -1 for the row of an unknown id and for the slot of a row outside the
+// Returns the rows and slots of ids. The row of an unknown id is -1, and so is the slot of a row outside the
 // cache.
 Tables::RowsAndSlots locate_ids(const Table& source, Span<int64_t> ids) {
   check_index_ids(source, ids);
@@ -133,7 +133,7 @@ void Tables::write_rows(int32_t t, Span<int64_t> ids, Span<int64_t> rows, const 
   Table& target = table(t);
   const int64_t count = rows.size();
   target.store.will_need(rows.data(), count);
-  for (int64_t i = 0, end = 0; i < count; i = end) {  // rows of a load are consecutive
+  for (int64_t i = 0, end = 0; i < count; i = end) {  // consecutive rows, as in a load, are written together
     for (end = i + 1; end < count && rows[end] == rows[end - 1] + 1; ++end) continue;
     target.store.write_run(rows[i], end - i, records + i * group_.layout.bytes, group_.layout.bytes);
   }
@@ -141,7 +141,8 @@ void Tables::write_rows(int32_t t, Span<int64_t> ids, Span<int64_t> rows, const 
     for (const int64_t id : ids) candidates.erase(id);  // an id with a row is no candidate
   }
   if (!target.columns.has(Column::kVersion)) return;
-  // A save of the changes since the latest batch has to include these rows.
+  // The rows get a newer version than the latest batch, so that a save of the changes since that batch
+  // includes them.
   const uint64_t newest = group_.uses.newest_version();
   target.changes.reserve(count, target.row_bound(), newest);
   for (int64_t i = 0; i < count; ++i) {

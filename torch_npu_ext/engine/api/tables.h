@@ -1,4 +1,4 @@
-// Whole-table access. `records` are [rows, record_bytes].
+// Access to whole tables. The shape of `records` is [rows, record_bytes].
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace rec_sdk {
 
-// Calls visit(name, member) for the counters that are summed over tables.
+// Calls visit(name, member) for each counter that is summed over tables.
 template <class Visit>
 void for_each_sum(const Visit& visit) {
   visit("lookups", &Stats::lookups);
@@ -50,7 +50,7 @@ class Tables : public GroupAccess {
 
   using CachedRows = std::tuple<std::vector<int64_t>, std::vector<float>, std::vector<uint32_t>>;
   CachedRows cached_rows(int32_t table);
-  // Skips ids without a record in the host store, and rows that have spilled sums.
+  // Skips ids of hash tables without a record in the host store, and rows that have spilled sums.
   using WarmRows = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int32_t>>;
   WarmRows choose_warm(int32_t table, Span<int64_t> ids);
   // Throws std::invalid_argument if the table changed since choose_warm().
@@ -68,7 +68,7 @@ class Tables : public GroupAccess {
   BoundsWarnings take_bounds_warnings();
 
  private:
-  std::pair<int32_t, int32_t> range(int32_t table);  // [first, end) of one table or of all tables
+  std::pair<int32_t, int32_t> range(int32_t table);  // the range [first, end) of one table or of all tables
 };
 
 }  // namespace rec_sdk

@@ -1,4 +1,5 @@
-// Warming the cache: listing the hot rows, and bringing rows into the cache that were hot before a load.
+// Cache warming: listing the cached rows with their heats, and bringing rows that were hot before a load into
+// the cache.
 #include <algorithm>
 #include <functional>
 #include <stdexcept>
@@ -9,7 +10,8 @@
 namespace rec_sdk {
 namespace {
 
-// While batches are in flight, a slot that the latest batch used may be pinned, and the uses cannot tell.
+// Warmed rows are recorded as used by the latest batch. If that batch is in flight, their slots would look
+// pinned.
 void check_idle(const Group& group, const Table& table) {
   if (group.uses.in_flight().empty()) return;
   throw std::runtime_error(
@@ -18,7 +20,7 @@ void check_idle(const Group& group, const Table& table) {
       "with update=\"step\" step() or zero_grad() as well, or drop the outputs of their forward");
 }
 
-// Returns the slots that the next `count` rows take, ascending. Precondition: `count` slots are free.
+// Returns the slots that the next `count` rows will get, ascending. Precondition: `count` slots are free.
 std::vector<int32_t> next_slots(const Table& table, size_t count) {
   std::vector<int32_t> slots(count);
   for (size_t k = 0; k < count; ++k)
@@ -102,8 +104,7 @@ void Tables::warm(int32_t t, Span<int64_t> ids, Span<int32_t> slots, Span<float>
     throw std::invalid_argument("table '" + target.spec().name +
                                 "': ids and slots do not match the present result of choose_warm()");
   }
-  if (group_.uses.epoch() == 0)
-    group_.uses.begin_batch(0);  // the slot of a row must have the number of a batch, not 0
+  if (group_.uses.epoch() == 0) group_.uses.begin_batch(0);  // the last use of an occupied slot must not be 0
   for (int64_t i = 0; i < count; ++i) {
     const int64_t slot = slots[i];
     target.take_slot();

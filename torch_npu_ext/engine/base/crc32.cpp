@@ -9,7 +9,8 @@
 namespace rec_sdk {
 namespace {
 
-constexpr uint32_t kPolynomial = 0xedb88320;  // reflected bits, the highest power first
+constexpr uint32_t kPolynomial =
+    0xedb88320;  // bits in reversed order: the highest bit is the coefficient of x^0
 
 constexpr std::array<uint32_t, 256> make_table() {
   std::array<uint32_t, 256> table{};
@@ -21,7 +22,7 @@ constexpr std::array<uint32_t, 256> make_table() {
   return table;
 }
 
-// Computes the checksum byte by byte; `state` is a checksum with inverted bits.
+// Computes the checksum byte by byte. `state` and the result are checksums with all bits inverted.
 uint32_t by_bytes(const uint8_t* data, size_t size, uint32_t state) {
   static constexpr std::array<uint32_t, 256> kTable = make_table();
   for (size_t i = 0; i < size; ++i) state = state >> 8 ^ kTable[(state ^ data[i]) & 0xff];
@@ -30,15 +31,16 @@ uint32_t by_bytes(const uint8_t* data, size_t size, uint32_t state) {
 
 #if defined(__x86_64__)
 
-// Returns x^power modulo the polynomial, with reflected bits, as a factor of a carry-less multiplication.
+// Returns x^power modulo the polynomial, with its bits in reversed order, as a factor of carry-less
+// multiplications.
 constexpr int64_t remainder_of(int power) {
   uint32_t rest = uint32_t{1} << 31;  // x^0
   for (int i = 0; i < power; ++i) rest = rest >> 1 ^ ((rest & 1) != 0 ? kPolynomial : 0);
   return static_cast<int64_t>(uint64_t{rest} << 1);
 }
 
-// Folds 16 bytes onto the bytes `distance` bits behind them, which preserves the remainder: Gopal et al.,
-// Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel 2009.
+// Multiplies 16 bytes by powers of x and adds them to 16 later bytes, which does not change the checksum:
+// Gopal et al., Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction, Intel 2009.
 __attribute__((target("pclmul,sse4.1"))) __m128i folded(__m128i bytes, __m128i by, __m128i onto) {
   const __m128i low = _mm_clmulepi64_si128(bytes, by, 0x00), high = _mm_clmulepi64_si128(bytes, by, 0x11);
   return _mm_xor_si128(_mm_xor_si128(low, high), onto);

@@ -1,4 +1,4 @@
-// CRC-32 compatible with zlib, several times as fast where the CPU has carry-less multiplication.
+// CRC-32 compatible with zlib. On CPUs with carry-less multiplication it is several times as fast as without.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,8 @@ namespace rec_sdk {
 // Returns whether this CPU has carry-less multiplication; crc32() is slow without it.
 bool has_carryless_multiplication();
 
-// Returns the checksum of `size` bytes that follow bytes with checksum `before`, 0 at first.
+// Returns the checksum of `size` bytes. To continue a checksum, `before` is the checksum of the preceding
+// bytes.
 uint32_t crc32(const void* data, size_t size, uint32_t before = 0);
 
 }  // namespace rec_sdk

@@ -17,7 +17,7 @@ struct CapacityError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A file that cannot be created, or a full disk.
+// Thrown if a file cannot be created or the disk is full.
 class DiskError : public std::runtime_error {
  public:
   DiskError(int error, std::string path, const std::string& message)

@@ -17,13 +17,12 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-// Each check of /proc covers so many bytes of growth.
+// The bytes of further growth that a check of /proc grants in advance.
 constexpr int64_t kGrantAhead = int64_t{256} << 20;
 constexpr int kCollapse =
     25;  // MADV_COLLAPSE of Linux 6.1; on older systems khugepaged merges the pages later
 
-// Returns the number after `key` in a file of "key value" lines, or `missing` if there is no such file or
-// key.
+// Returns the value of `key` in a file of "key value" lines; `missing` if there is no such file or key.
 int64_t read_field(const std::string& path, const std::string& key, int64_t missing) {
   std::ifstream file(path);
   std::string line;
@@ -39,11 +38,11 @@ int64_t read_field(const std::string& path, const std::string& key, int64_t miss
 int64_t read_number(const std::string& path, int64_t missing) {
   std::ifstream file(path);
   int64_t value = 0;
-  return file >> value ? value : missing;  // "max" is not a number
+  return file >> value ? value : missing;  // `missing` also for "max", which is not a number
 }
 
-// Returns the free memory of a cgroup. The page cache counts as used but can be dropped, including the pages
-// of stores on disk; it is added back.
+// Returns the free memory of a cgroup. The page cache, including pages of stores on disk, counts as free: the
+// kernel counts it as used but can drop it.
 int64_t cgroup_free(const std::string& directory, const char* limit_name, const char* usage_name) {
   const int64_t limit = read_number(directory + limit_name, kUnlimited);
   const int64_t used = read_number(directory + usage_name, 0);
@@ -53,8 +52,8 @@ int64_t cgroup_free(const std::string& directory, const char* limit_name, const 
   return std::max<int64_t>(0, limit - used + cache);
 }
 
-// Returns the minimum over a cgroup and its ancestors. In a container the cgroup's path may not exist, but
-// its root does.
+// Returns the minimum of the free memory of a cgroup and its ancestors. In a container, the path of the
+// cgroup may not exist, but its root does.
 int64_t cgroup_free(const std::string& root, std::string path, const char* limit, const char* usage) {
   int64_t free = kUnlimited;
   while (true) {
@@ -84,7 +83,7 @@ int64_t cgroup_memory() {
   return free;
 }
 
-// MADV_COLLAPSE ignores the system's setting, so it is checked here.
+// Returns whether the system's setting allows huge pages. MADV_COLLAPSE does not check it.
 bool huge_pages_allowed() noexcept {
   static const bool allowed = [] {
     char line[64] = "[never]";
@@ -127,8 +126,7 @@ HugeBuffer::HugeBuffer(size_t bytes, Pages pages) {
   if (slack > skip) munmap(start + skip + size_, slack - skip);
   data_ = start + skip;
 #ifdef MADV_HUGEPAGE
-  // With transparent huge pages set to "always", the system uses them for this memory unless it is told not
-  // to.
+  // If transparent huge pages are set to "always", only MADV_NOHUGEPAGE keeps this memory on small pages.
   if (large) madvise(data_, size_, pages == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #endif
 }
@@ -155,7 +153,7 @@ void HugeBuffer::merge_pages(size_t begin, size_t bytes) noexcept {
 }
 
 void HugeBuffer::populate(size_t begin, size_t bytes) noexcept {
-  constexpr size_t kLeast = size_t{1} << 16;  // below it the call costs as much as the page faults
+  constexpr size_t kLeast = size_t{1} << 16;  // with fewer bytes, the call costs as much as the page faults
   constexpr int kPopulate =
       23;  // MADV_POPULATE_WRITE of Linux 5.14; on older systems the pages are committed at their first touch
   const size_t unit = small_page(), first = begin / unit * unit, end = std::min(begin + bytes, size_);

@@ -1,4 +1,5 @@
-// Host memory: lazily committed buffers on huge or small pages, and the check that growth fits into memory.
+// Host memory: buffers on huge or small pages that are committed on first use, and a check that new memory is
+// available.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +18,19 @@ namespace rec_sdk {
 constexpr size_t kHugePage = size_t{2} << 20;
 size_t small_page();  // the system's page size: 4 KiB, on some Arm systems 16 or 64 KiB
 
-// Random accesses miss the TLB less often on huge pages. But the first write to a huge page commits all of
-// it, so memory that may stay almost empty starts with small pages.
+// Random accesses miss the TLB less often on huge pages. But the first write to a huge page commits the whole
+// page, so memory that may stay almost empty starts with small pages.
 enum class Pages { kHuge, kSmall };
 
-// Array size from which random reads profit from huge pages. Measured on an AMD EPYC: with small pages, reads
-// of 8 MiB take as long as with huge ones, reads of 15 MiB take 1.3 times as long.
+// Array size in bytes from which random reads are faster on huge pages. Measured on an AMD EPYC: compared
+// with huge pages, reads on small pages take equally long in an array of 8 MiB, and 1.3 times as long in one
+// of 15 MiB.
 constexpr size_t kLargeArray = size_t{8} << 20;
 constexpr Pages pages_of_array(size_t bytes) { return bytes > kLargeArray ? Pages::kHuge : Pages::kSmall; }
 
-// Zeroed memory that the system commits page by page at the first touch. Buffers of at least one huge page
-// are aligned to huge pages. Small buffers, of which models with many tables have many, come from the heap: a
-// mapping would cost two system calls and a fault per page.
+// Zeroed memory that the system commits page by page at the first access. Buffers of at least one huge page
+// are aligned to huge pages. Small buffers are allocated from the heap: models with many tables have many of
+// them, and a mapping costs two system calls and a fault per page.
 class HugeBuffer {
  public:
   HugeBuffer() = default;
@@ -45,21 +47,22 @@ class HugeBuffer {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
   }
-  // Turns small pages into huge ones if the system has any: committed pages now, other pages when they are
-  // first touched. The contents keep their address; other threads may access them meanwhile.
+  // Replaces small pages by huge ones if the system provides them: committed pages now, other pages at their
+  // first access. Addresses and contents do not change, and other threads may access them meanwhile.
   void use_huge_pages() noexcept {
     expect_huge_pages();
     merge_pages(0, size_);
   }
-  // The two parts of use_huge_pages(): expect_huge_pages() makes pages that are committed from now on huge;
-  // merge_pages() merges the committed small pages of whole huge pages in [begin, begin + bytes), which takes
-  // one or two milliseconds each.
+  // The two parts of use_huge_pages(). expect_huge_pages() requests huge pages for memory that is committed
+  // later. merge_pages() merges the small pages in [begin, begin + bytes) into huge ones, each in one or two
+  // milliseconds.
   void expect_huge_pages() noexcept;
   void merge_pages(size_t begin, size_t bytes) noexcept;
-  // Commits all pages of [begin, begin + bytes) now, if the system supports it: one call is cheaper than a
-  // fault per small page.
+  // Commits all pages of [begin, begin + bytes) now, if the system supports that. One call is cheaper than a
+  // page fault for each small page.
   void populate(size_t begin, size_t bytes) noexcept;
-  // Zeroes the whole small pages of [begin, begin + bytes); memory that was mapped is returned to the system.
+  // Zeroes the small pages that lie entirely in [begin, begin + bytes). A mapped buffer returns them to the
+  // system.
   void release(size_t begin, size_t bytes) noexcept;
 
   char* data() const { return data_; }
@@ -67,7 +70,7 @@ class HugeBuffer {
 
  private:
   static constexpr size_t kMostOfHeap =
-      4096;  // the pages of larger buffers cost nothing until they are touched
+      4096;  // larger buffers are mapped, and their pages cost nothing before their first access
   bool mapped() const { return size_ > kMostOfHeap; }
 
   char* data_ = nullptr;
@@ -83,15 +86,15 @@ class HugeArray {
   HugeArray() = default;
   explicit HugeArray(size_t count, Pages pages = Pages::kHuge) : buffer_(count * sizeof(T), pages) {}
 
-  // Reserves space for `count` items. Growing discards the contents: the new memory is zero.
+  // Makes space for at least `count` items. If the array grows, its contents are lost and all items are zero.
   void ensure(size_t count) {
     if (count > size()) buffer_ = HugeBuffer((count + count / 4) * sizeof(T));
   }
   size_t bytes() const { return buffer_.size(); }
   void expect_huge_pages() noexcept { buffer_.expect_huge_pages(); }
   void merge_pages(size_t begin, size_t bytes) noexcept { buffer_.merge_pages(begin, bytes); }
-  // Zeroes items [begin, begin + count), except items that share a page with others, and returns the memory
-  // to the system.
+  // Zeroes items [begin, begin + count) and returns their memory to the system, except on pages that also
+  // contain other items.
   void release(size_t begin, size_t count) noexcept { buffer_.release(begin * sizeof(T), count * sizeof(T)); }
   T* data() const { return reinterpret_cast<T*>(buffer_.data()); }
   T& operator[](size_t i) const { return data()[i]; }
@@ -105,7 +108,7 @@ class HugeArray {
 class ChunkedMemory {
  public:
   explicit ChunkedMemory(size_t item_bytes,
-                         size_t chunk_bytes = kHugePage);  // chunks have at most chunk_bytes
+                         size_t chunk_bytes = kHugePage);  // a chunk has at most chunk_bytes bytes
 
   void extend(size_t count);  // makes the size at least `count`
   void* at(size_t i) const { return chunks_[i >> shift_].data() + (i & mask_) * item_bytes_; }
@@ -124,7 +127,8 @@ class ChunkedMemory {
   std::vector<HugeBuffer> chunks_;
 };
 
-// An allocator that leaves new items uninitialized, for vectors whose items are written next.
+// An allocator that leaves new items uninitialized, for vectors whose items are all overwritten after a
+// resize.
 template <class T>
 struct Unset : std::allocator<T> {
   static_assert(std::is_trivial_v<T>, "its items need no constructor");
@@ -143,7 +147,8 @@ struct Unset : std::allocator<T> {
 };
 using UnsetBytes = std::vector<char, Unset<char>>;
 
-// Returns count * bytes, or the maximum of int64_t on overflow, so that checks reject it. Both must be >= 0.
+// Returns count * bytes, or the maximum of int64_t on overflow, so that memory checks reject it. Both must be
+// >= 0.
 inline int64_t saturated_product(int64_t count, int64_t bytes) {
   int64_t product;
   return __builtin_mul_overflow(count, bytes, &product) ? std::numeric_limits<int64_t>::max() : product;
@@ -153,19 +158,20 @@ inline int64_t saturated_product(int64_t count, int64_t bytes) {
 // limits it.
 int64_t available_memory();
 
-// A check of host memory growth, for several threads. Granted bytes are remembered, so that /proc is read
-// only once per 256 MiB of growth.
+// A thread-safe check before host memory grows. Each reading of /proc grants up to 256 MiB more than
+// requested, so that most checks need not read it again.
 class MemoryGuard {
  public:
-  // Throws MemoryLimitError, which names the table and `what` of it, if `bytes` more do not fit into memory.
+  // Throws MemoryLimitError if `bytes` more bytes do not fit into memory. The error names the table and the
+  // part of it that grows, `what`.
   void require(int64_t bytes, const std::string& table, const char* what = "host store");
   void count_committed(int64_t bytes) {
     const std::lock_guard<std::mutex> guard(mutex_);
     committed_ += bytes;
   }
   int64_t committed() const { return committed_; }
-  // Locks the first use of granted memory: until its pages are touched, the memory still looks free to other
-  // threads.
+  // Returns a lock to hold until the first access to the pages of granted memory: before that, the memory
+  // still looks free to other threads.
   std::unique_lock<std::mutex> one_at_a_time() { return std::unique_lock<std::mutex>(growth_); }
   // Limits the bytes that the stores of this engine may commit, in addition to the machine's free memory.
   void set_limit(int64_t bytes) { limit_ = bytes < 0 ? 0 : bytes; }

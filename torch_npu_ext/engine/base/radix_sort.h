@@ -1,4 +1,4 @@
-// Radix sort by an integer key. It sorts lists of changed rows while training waits, so it has to be fast.
+// Radix sort by an integer key. It must be fast, because training waits while it sorts lists of changed rows.
 #pragma once
 
 #include <algorithm>
@@ -8,12 +8,12 @@
 
 namespace rec_sdk {
 
-// Sorts stably and ascending by `key(item)`, a uint64_t. Digits that are equal in all keys cost no pass.
-// Throws std::bad_alloc.
+// Sorts stably in ascending order of key(item), a uint64_t. There is no pass for a digit that is equal in all
+// keys. Throws std::bad_alloc.
 template <class Item, class Key>
 void radix_sort(std::vector<Item>* items, const Key& key) {
   constexpr int kBits = 11, kKeyBits = 64;
-  constexpr size_t kFew = 512;  // below this size, clearing the counters takes longer than a comparison sort
+  constexpr size_t kFew = 512;  // for fewer items, clearing the counters takes longer than a comparison sort
   constexpr uint64_t kDigits = uint64_t{1} << kBits;
   if (items->size() < kFew) {
     std::stable_sort(items->begin(), items->end(),

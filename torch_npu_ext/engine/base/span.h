@@ -1,4 +1,4 @@
-// A view of consecutive values in a caller's memory.
+// A view of consecutive values in memory that it does not own.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@ template <class T>
 void check_order(const T* offsets, int64_t count) {
   bool ordered = true;
   for (int64_t i = 0; i + 1 < count; ++i)
-    ordered &= offsets[i + 1] >= offsets[i];  // a loop without exits is vectorized
+    ordered &= offsets[i + 1] >= offsets[i];  // no early exit, so that the loop is vectorized
   for (int64_t i = 0; !ordered && i + 1 < count; ++i) {
     if (offsets[i + 1] < offsets[i]) {
       throw std::invalid_argument("offsets must not decrease: offsets[" + std::to_string(i) + "] is " +

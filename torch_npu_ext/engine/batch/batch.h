@@ -1,4 +1,4 @@
-// A batch after validation, restricted to the features of the group.
+// Batches: the arrays of a caller, and their validated lookups in the features of one group.
 #pragma once
 
 #include <cstdint>
@@ -23,39 +23,40 @@ struct IntArray {
 struct BatchInput {
   IntArray values;         // [lookups of all keys]
   IntArray offsets;        // [K*B + 1]
-  IntArray feature_keys;   // [F] key of each feature of the group
+  IntArray feature_keys;   // [F] the key that each feature of the group reads
   int64_t batch_size = 0;  // B
   bool weighted = false;   // whether the lookups of bags have weights
   bool joined = false;     // whether the features of a sequence share one gradient, one feature after another
-  // [lookups of all keys], or null: signals of each lookup, for tables that admit or evict ids.
-  const int32_t* shows = nullptr;  // how often the id was shown; null: once
+  // [lookups of all keys] or null: the signals of each lookup, for tables that admit or evict ids.
+  const int32_t* shows = nullptr;  // how often the id was shown; once if null
   const int32_t* clicks = nullptr;
   const int64_t* timestamps = nullptr;
-  const int64_t* latest = nullptr;  // [K] the latest timestamp of each key; null: of `timestamps`
+  const int64_t* latest =
+      nullptr;  // [K] the latest timestamp of each key; computed from `timestamps` if null
 };
 
-// Throws std::invalid_argument unless the offsets start at 0, never decrease and, if `check_values`, end at
-// the number of values; and unless keys and batch size match the offsets.
+// Throws std::invalid_argument unless the offsets start at 0, never decrease, and match the keys and the
+// batch size. If `check_values`, the last offset must also be the number of values.
 void check_batch(const BatchInput& input, int64_t features, bool check_values);
 
-// The lookups of bags [begin, end) of the group, feature-major.
+// The lookups of a range of the group's bags, ordered by feature, then sample.
 struct Batch {
   struct Piece {  // consecutive bags of one feature
     int64_t feature;
-    int64_t source;      // first lookup in values
-    int64_t begin, end;  // lookups, counted from the first of this batch
+    int64_t source;      // index of its first lookup in the batch's values
+    int64_t begin, end;  // range of lookups, counted from the first one of this batch
     int64_t first_bag;   // counted from the first of this batch
     int64_t first_sample;
     int64_t bags;
   };
   IntArray values;
   bool weighted = false, joined = false;
-  const int32_t* shows = nullptr;  // the signals are indexed like the values, by `source`
+  const int32_t* shows = nullptr;  // signals are indexed like the values
   const int32_t* clicks = nullptr;
   const int64_t* timestamps = nullptr;
   const int64_t* latest = nullptr;  // by key
   IntArray feature_keys;
-  // Labels are clamped: a label may be negative for "unknown".
+  // Converts a label to a number of shows, at least 1: labels may be negative for "unknown".
   static uint32_t shows_in(int32_t label) { return label < 1 ? 1 : static_cast<uint32_t>(label); }
   static uint32_t clicks_in(int32_t label) { return label < 0 ? 0 : static_cast<uint32_t>(label); }
   uint32_t shows_of(int64_t source) const { return shows == nullptr ? 1 : shows_in(shows[source]); }
@@ -65,14 +66,15 @@ struct Batch {
   std::vector<Piece> pieces;
 };
 
-// Fills `batch`, reusing its memory. Throws std::invalid_argument for 2^31 lookups or more.
+// Fills `batch` with bags [bag_begin, bag_end), reusing its memory. Throws std::invalid_argument for 2^31
+// lookups or more.
 void slice_batch(const BatchInput& input, int64_t features, int64_t bag_begin, int64_t bag_end, Batch* batch);
 
-// Writes the offsets [batch.bags + 1] of the slice, from 0.
+// Writes the offsets [batch.bags + 1] of the batch's bags, starting at 0.
 void write_offsets(const BatchInput& input, const Batch& batch, int64_t* offsets);
 
-// Returns boundaries 0 = b0 < b1 < ... = F*B of runs of bags. Each run has at most `max_lookups` lookups or
-// is a single bag.
+// Returns boundaries 0 = b0 < b1 < ... = F*B that split the bags into runs. A run has at most `max_lookups`
+// lookups, unless it is a single bag.
 std::vector<int64_t> bag_ranges(const BatchInput& input, int64_t features, int64_t max_lookups);
 
 }  // namespace rec_sdk

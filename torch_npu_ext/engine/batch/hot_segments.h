@@ -1,6 +1,6 @@
-// The hot segments of a batch, which devices sum in chunks. Threads record the hot segments of their rows in
-// parallel. A hot segment contains at least one multiple of kHotLookups, and the first such multiple is its
-// index until all are recorded.
+// The hot segments of a batch: segments of more than kHotLookups lookups of one row, which devices sum in
+// chunks. Several threads record hot segments in parallel. Each one contains a multiple of kHotLookups, and
+// is stored at the index of its first such multiple until all are recorded.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ inline void record_hot_segment(HotSegment* places, int64_t row, uint32_t first, 
                                        static_cast<int32_t>(lookups / kHot), 0};
 }
 
-// Moves the recorded hot segments to the front, ascending by row, and returns their number.
+// Moves the recorded hot segments to the front, in ascending order of rows, and returns their number.
 inline int64_t collect_hot_segments(HotSegment* places, int64_t lookups) noexcept {
   HotSegment* const end = std::remove_if(places, places + hot_segment_places(lookups),
                                          [](const HotSegment& place) { return place.chunks == 0; });
@@ -38,7 +38,7 @@ inline int64_t collect_hot_segments(HotSegment* places, int64_t lookups) noexcep
   return end - places;
 }
 
-// Returns the hot segments of segments with known offsets.
+// Returns the hot segments among the segments with these offsets.
 inline std::vector<HotSegment> hot_segments_of(const std::vector<int32_t>& offsets) {
   std::vector<HotSegment> places(static_cast<size_t>(hot_segment_places(offsets.back())));
   for (size_t u = 0; u + 1 < offsets.size(); ++u) {

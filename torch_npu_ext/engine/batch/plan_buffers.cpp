@@ -7,10 +7,10 @@
 namespace rec_sdk {
 namespace {
 
-constexpr size_t kMaxPooled = 8;  // the plans in flight of a deep prefetch, and some to spare
+constexpr size_t kMaxPooled = 8;  // more plans than are in flight with a deep prefetch
 constexpr size_t kAlignment = 64;
 
-// Lays out arrays one after another; with a null base it only measures their size.
+// Places arrays one after another from a base address; with a null base it only computes their total size.
 class Arena {
  public:
   explicit Arena(char* base) : base_(base) {}

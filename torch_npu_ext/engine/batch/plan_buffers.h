@@ -27,7 +27,7 @@ struct BoundsError {
 // been written, so the plan can only be completed.
 enum class PlanState { kPlanned, kApplying, kApplied, kCancelled };
 
-// A log of a plan's changes of a table's id lifecycle state, with which a cancelled plan undoes them.
+// A log of a plan's changes to the id lifecycle of a table. Cancelling the plan undoes them.
 struct LifecycleLog {
   struct Counted {
     int64_t id;
@@ -37,7 +37,7 @@ struct LifecycleLog {
     int64_t id;
     uint32_t row;
     int64_t place;              // position of its lookup, as in UnknownLookup
-    Candidates::Values values;  // what was counted for it as a candidate
+    Candidates::Values values;  // the counts of the id as a candidate
   };
   std::vector<Counted>
       candidates;                  // values before the batch; a count of 0 means that the id was no candidate
@@ -47,10 +47,10 @@ struct LifecycleLog {
   HugeArray<char> columns;         // columns of the unique rows before the batch
   int64_t latest_before = 0;       // the table's timestamp before the batch
   int64_t default_lookups = 0;
-  int64_t candidates_added = 0;  // minus those that were admitted
+  int64_t candidates_added = 0;  // the change of the number of candidates
 
-  // Timestamps later than `most` are rejected: `rejected` is their number, `example` an id with its
-  // timestamp, and `latest` the table's latest timestamp at that time.
+  // Timestamps later than `most` are rejected. `rejected` is the number of rejected timestamps, `example` is
+  // an id with such a timestamp, and `latest` is the table's latest timestamp when it was rejected.
   int64_t most = std::numeric_limits<int64_t>::max(), rejected = 0, latest = 0;
   std::pair<int64_t, int64_t> example;
 
@@ -69,17 +69,17 @@ struct LifecycleLog {
 };
 
 // The counts that determine the size of an arena: N lookups, U unique rows, H hot segments, O rows out, I
-// rows in, T tables; P and Q are the rows out and in that have sums in the accumulation window. Slots are
-// numbered per group.
+// rows in and T tables. P of the rows out and Q of the rows in have sums in the accumulation window.
 struct PlanShape {
   int64_t lookups = 0, bags = 0, tables = 0, uniques = 0, out = 0, in = 0, window_out = 0, window_in = 0;
   bool pooled = false, scaled = false, weighted = false;
-  bool sources = false;  // gradients have a source: a sequence of several features
-  bool ids = false;      // the ids of the unique rows are needed
-  bool origins = false;  // the origins of the lookups are needed
+  bool sources =
+      false;         // whether each lookup needs the feature of its gradient: a sequence of several features
+  bool ids = false;  // whether the plan contains the ids of the unique rows
+  bool origins = false;  // whether the plan contains the origins of the lookups
 };
 
-// Caller-provided memory for a plan's arrays; `owner` is released after their last use.
+// Memory of the caller for a plan's arrays; `owner` is released after their last use.
 struct ExternalArena {
   char* data = nullptr;
   size_t bytes = 0;
@@ -93,14 +93,14 @@ struct PlanBuffers {
     enum Type { kInt32, kInt64, kFloat32, kHotSegment } type;
   };
 
-  // A row in whose write-back by a source plan is pending.
+  // A row that this plan swaps in while another plan's write-back of it is pending.
   struct Late {
-    int32_t place;    // index among the rows in
+    int32_t place;    // the row's index among the rows in
     uint64_t source;  // serial of the plan that wrote it back
   };
 
   static size_t arena_bytes(const PlanShape& shape);
-  // Lays the arrays out in `arena`, or in memory of its own if that is null. Throws std::invalid_argument if
+  // Places the arrays in `arena`, or in newly allocated memory if it is null. Throws std::invalid_argument if
   // the arena is too small, and std::bad_alloc.
   void layout(const PlanShape& shape, ExternalArena arena);
 
@@ -117,7 +117,8 @@ struct PlanBuffers {
   int32_t* unique_slots = nullptr;          // [U] by table, in no order within a table
   int32_t* device_table_offsets = nullptr;  // [T + 1] into the unique rows
   int32_t* segment_offsets = nullptr;       // [U + 1] from 0 to N minus the default lookups
-  // [N] in segment order, default lookups last: the lookup within its feature; pooled: the sample.
+  // [N] in segment order, with lookups of default rows last: the lookup's index within its feature, or its
+  // sample if the group is pooled.
   int32_t* grad_row = nullptr;
   int32_t* grad_source = nullptr;  // [N] the feature of each lookup; only for a sequence of several features
   int32_t* grad_column = nullptr;  // [N] pooled only
@@ -129,8 +130,8 @@ struct PlanBuffers {
   int64_t* window_in_slots = nullptr;   // [Q] slots of the rows in with sums
   int64_t* unique_ids = nullptr;        // [U] ids of unique_slots; only in groups with row_ids
   HotSegment* hot_segments = nullptr;   // [H]; hot_segment_places(N) are reserved
-  // [N] the slot of each lookup before the swap; group.slots + i if its row is the i-th row in, which is
-  // still in the staging buffer. Only in groups with origins, for plans with rows in.
+  // [N] where the row of each lookup is before the swap: its slot, or group.slots + i for the i-th row in,
+  // which is still in the staging buffer. Only in groups with origins, for plans with rows in.
   int32_t* origins = nullptr;
   // Host arrays.
   int32_t* swap_out_slots = nullptr;             // [O], in the order of swap_in_slots
@@ -145,8 +146,8 @@ struct PlanBuffers {
   std::vector<int64_t> rows_before;              // [T] Table::row_bound() before the plan
   std::vector<int64_t> slots_before;             // [T] Table::slot_bound()
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
-  std::vector<uint32_t> pending_out_sums, pending_in_sums;  // their positions among the window's spilled sums
-  // Serials of the plans with pending write-backs of rows in, as of planning.
+  std::vector<uint32_t> pending_out_sums, pending_in_sums;  // the positions of their sums in SpilledSums
+  // The serials of plans that had pending write-backs of these rows in when this plan was made.
   std::vector<uint64_t> sources;
   std::vector<Late> late;                              // ascending by place
   std::vector<BoundsError> bounds_errors;              // counted once the plan is applied
@@ -158,9 +159,9 @@ struct PlanBuffers {
 
   std::atomic<PlanState> state{PlanState::kPlanned};  // written under the mutex of PlanOrder
   std::atomic<int> kept{
-      0};  // handles of threads about to apply the plan; it is not cancelled while there are any
-  // Written under the engine's mutex; the pins end when both are set.
-  bool finished = false;  // the group has processed its application
+      0};  // number of handles of threads about to apply the plan, which prevent cancelling it
+  // Written under the engine's mutex. The slots are unpinned when both are true.
+  bool finished = false;  // the group has processed that the plan was applied
   bool ended = false;     // its pinning handle was released
 
  private:
@@ -175,7 +176,7 @@ struct PlanBuffers {
 
 class PlanPool : public std::enable_shared_from_this<PlanPool> {
  public:
-  // Returns buffers that go back to the pool with their last reference, on any thread.
+  // Returns buffers that return to the pool when their last reference is released, on any thread.
   std::shared_ptr<PlanBuffers> take();
 
  private:

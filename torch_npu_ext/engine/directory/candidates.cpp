@@ -5,7 +5,8 @@
 
 namespace rec_sdk {
 
-// At a load of two thirds, a search visits two positions on average, and five for an id that is absent.
+// At a load factor of 2/3, a search visits two positions on average, or five for an id that is not in the
+// map.
 Candidates::Candidates(bool wide, uint64_t places, const IdSeed& seed)
     : cells_of_place_(wide ? 2 : 1),
       places_(places),
@@ -51,7 +52,8 @@ void Candidates::rehash(uint64_t places) {
   }
 }
 
-// An entry may move to the hole if the hole is not before its home position.
+// Later entries move into the hole that the erased entry leaves. An entry may move there unless the hole is
+// before its home position.
 bool Candidates::erase(int64_t id) noexcept {
   const int64_t found = find(id);
   if (found < 0) return false;

@@ -1,5 +1,5 @@
-// The ids that a table counted but did not admit, with their counts. Open addressing with linear probing; 16
-// bytes per position, or 32 with clicks or timestamps.
+// The candidates of a table: ids that it counted but has not admitted, with their counts. A hash map with
+// linear probing, with 16 bytes per position, or 32 with clicks or timestamps.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace rec_sdk {
 
 class Candidates {
  public:
-  // count: lookups, at least 1. last_use: the low bits of TableClock::batches. clicks and timestamp are 0 if
-  // they are not kept.
+  // `count` is the number of lookups, at least 1. `last_use` is the low 32 bits of TableClock::batches at the
+  // last lookup. `clicks` and `timestamp` are 0 in a map that does not keep them.
   struct Values {
     uint32_t count = 0, last_use = 0, clicks = 0;
     int64_t timestamp = 0;
@@ -28,13 +28,13 @@ class Candidates {
   // Returns the bytes of the new arrays that `extra` more ids require; 0 if they fit into the present ones.
   int64_t growth(int64_t extra) const;
   void reserve(int64_t extra);              // throws std::bad_alloc
-  int64_t moves() const { return moves_; }  // the number of rehashes; a rehash invalidates positions
+  int64_t moves() const { return moves_; }  // the number of rehashes, each of which invalidates all positions
   void shrink() noexcept;                   // shrinks the map if a fourth of its memory suffices
 
   REC_SDK_ALWAYS_INLINE void prefetch(uint64_t place) const { rec_sdk::prefetch(cell(place)); }
   REC_SDK_ALWAYS_INLINE void prefetch_near(uint64_t place) const { rec_sdk::prefetch_near(cell(place)); }
   bool has_room() const { return size_ < room_; }  // growth(1) == 0
-  // Returns the position of the id, or -1. Valid until the next call that changes the map.
+  // Returns the position of the id, or -1. The position is valid until the next call that changes the map.
   int64_t find(int64_t id) const {
     if (places_ == 0) return -1;
     for (uint64_t p = home(id);; p = next(p)) {
@@ -42,8 +42,8 @@ class Candidates {
       if (entry(p).id == id) return static_cast<int64_t>(p);
     }
   }
-  // Returns the position of the id; a new id is added with a count of 0, and set() must follow. Precondition:
-  // growth(1) == 0.
+  // Returns the position of the id. A new id is added with a count of 0, and the caller must set() its values
+  // next. Precondition: growth(1) == 0.
   int64_t find_or_add(int64_t id) { return find_or_add(id, home(id)); }
   REC_SDK_ALWAYS_INLINE int64_t find_or_add(int64_t id, uint64_t home) {
     uint64_t p = home;
@@ -82,21 +82,22 @@ class Candidates {
  private:
   struct Entry {
     int64_t id;
-    uint32_t count;  // 0: the position is free
+    uint32_t count;  // 0 if the position is free
     uint32_t last_use;
   };
   struct Extra {
     int64_t timestamp;
     uint32_t clicks, unused;
   };
-  // A position is an entry and, in a wide map, its extra right behind it; in most cases both are in one cache
-  // line.
+  // A position consists of an entry and, in a wide map, the extra values in the next cell. Both are in one
+  // cache line in most cases.
   union Cell {
     Entry entry;
     Extra extra;
   };
 
-  static constexpr int64_t kUsualSteps = 8;  // a full map takes 4 steps, 1 on average while it grows
+  static constexpr int64_t kUsualSteps =
+      8;  // an insertion takes 4 steps in a full map, and 1 on average while the map fills
   static constexpr int64_t kCrowded = -1;
 
   Candidates(bool wide, uint64_t places, const IdSeed& seed);

@@ -1,6 +1,6 @@
-// A log of the changed rows of a table, for delta saves: each id once per epoch in which its row changed. An
-// epoch begins when a save fixes a version; the changes after that version are then found without examining
-// unchanged rows.
+// A log of the changed rows of a table, for delta saves. A new epoch begins with each version that a save
+// fixes, and the log lists the id of a changed row once per epoch. A later save finds the changes after that
+// version without examining unchanged rows.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace rec_sdk {
 
 class ChangeLog {
  public:
-  static constexpr int64_t kLeast = 4096;  // capacity that is always available
+  static constexpr int64_t kLeast = 4096;  // the log may always have this many entries
   static constexpr int64_t kShare =
-      8;  // beyond 1/8 of the table's rows, examining all rows is as fast as the log
+      8;  // with more than 1/8 of the table's rows in the log, examining all rows is as fast
 
   // Returns whether the log contains all rows that changed after version `since`.
   bool knows(uint64_t since) const { return since >= complete_after_; }
@@ -29,8 +29,8 @@ class ChangeLog {
     epochs_.emplace_back(newest, ids_.size());
   }
 
-  // Reserves space for `count` entries of a table of `rows` rows. If the log becomes too long, it is cleared.
-  // Throws std::bad_alloc.
+  // Reserves space for `count` more entries; `rows` is the number of rows of the table. If the log would
+  // become too long, it is cleared. Throws std::bad_alloc.
   void reserve(int64_t count, int64_t rows, uint64_t newest) {
     const int64_t most = std::max(kLeast, rows / kShare);
     if (static_cast<int64_t>(ids_.size()) + count > most) clear(newest);
@@ -40,25 +40,26 @@ class ChangeLog {
 
   // Returns whether add() would log a row whose version is `before`.
   bool wants(uint64_t before) const { return before <= start_; }
-  // Logs a row whose version was `before` its change. Precondition: reserve().
+  // Logs a changed row, whose version was `before` until now, unless the log lists it for this epoch.
+  // Precondition: reserve().
   void add(int64_t id, uint64_t before) noexcept {
     if (wants(before)) add(id);
   }
-  void add(int64_t id) noexcept { ids_.push_back(id); }  // without the check of wants()
+  void add(int64_t id) noexcept { ids_.push_back(id); }  // logs the row without checking wants()
 
-  // Records that a row changed whose id is unknown; the log is cleared if it would have logged it.
+  // Records the change of a row whose id is unknown. If the row would have to be logged, the log is cleared.
   void add_unknown(uint64_t before, uint64_t newest) {
     if (before <= start_) clear(newest);
   }
 
-  // Forgets all changes. No row has a later version than `newest`.
+  // Drops all changes. No row has a later version than `newest`.
   void clear(uint64_t newest) {
     ids_.clear();
     epochs_.assign(1, {newest, 0});
     start_ = complete_after_ = newest;
   }
 
-  // Forgets the changes of epochs that ended by version `upto`.
+  // Drops the changes of epochs that ended at version `upto` or earlier.
   void forget(uint64_t upto) {
     const auto kept = epoch_of(upto);
     if (kept == epochs_.begin()) return;
@@ -71,12 +72,13 @@ class ChangeLog {
 
   int64_t bytes() const { return static_cast<int64_t>(ids_.capacity() * sizeof(int64_t)); }
 
-  // Returns the entries behind ids_after(): unordered, possibly repeated. Valid until the next change.
+  // Returns the range of log entries from which ids_after() is computed: unordered, with repetitions. Valid
+  // until the next change.
   std::pair<const int64_t*, const int64_t*> entries_after(uint64_t since) const {
     return {ids_.data() + epoch_of(since)->second, ids_.data() + ids_.size()};
   }
 
-  // Returns ids, ascending and distinct, that include all rows that changed after version `since`.
+  // Returns distinct ids, ascending, among which are the ids of all rows that changed after version `since`.
   // Precondition: knows(since).
   std::vector<int64_t> ids_after(uint64_t since) const {
     std::vector<int64_t> ids(ids_.begin() + static_cast<int64_t>(epoch_of(since)->second), ids_.end());
@@ -87,10 +89,10 @@ class ChangeLog {
   }
 
  private:
-  using Epoch = std::pair<uint64_t, size_t>;  // the latest version at its begin, and its first entry
+  using Epoch = std::pair<uint64_t, size_t>;  // the latest version when it began, and its first entry
 
-  // Returns the earliest epoch in which rows can have changed after version `since`: the versions of an epoch
-  // end where the next one begins.
+  // Returns the epoch that contains changes just after version `since`: the last one that begins at that
+  // version or earlier.
   std::vector<Epoch>::const_iterator epoch_of(uint64_t since) const {
     const auto next =
         std::upper_bound(epochs_.begin(), epochs_.end(), since,
@@ -100,7 +102,7 @@ class ChangeLog {
 
   std::vector<int64_t> ids_;
   std::vector<Epoch> epochs_{{0, 0}};  // oldest first
-  uint64_t start_ = 0;                 // version at the begin of the latest epoch
+  uint64_t start_ = 0;                 // latest version when the latest epoch began
   uint64_t complete_after_ = 0;
 };
 

@@ -8,12 +8,13 @@
 namespace rec_sdk {
 namespace {
 
-// The header of a saved state, before the cells: four little-endian int64.
+// The header of a saved state, followed by the cells: four little-endian int64.
 struct StateHeader {
   int64_t width, depth, cell_bytes, counted;
 };
 
-// Copies with a size known at compile time; other sizes would become function calls.
+// The two functions below copy a cell whose size is known at compile time. With any other size, memcpy would
+// be a function call.
 template <class Cell>
 uint32_t read_as(const uint8_t* bytes) {
   Cell value;
@@ -86,12 +87,13 @@ void CountSketch::set(uint64_t cell, uint32_t value) noexcept {
 size_t CountSketch::extend(int64_t ids, Log* log) const {
   const size_t first = log->cells.size(), size = first + static_cast<size_t>(ids) * seeds_.size();
   log->before.resize(
-      size);  // undo() iterates over `cells`; if resizing `cells` throws, undo() ends before the new ones
+      size);  // resized before `cells`, over which undo() iterates, in case that resizing `cells` throws
   log->cells.resize(size);
   return first;
 }
 
-// Members are copied to locals, because for all the compiler can see the written bytes may alias them.
+// Members are copied to local variables, because the compiler must assume that the written bytes alias
+// members.
 template <class Cell>
 uint32_t CountSketch::least(const uint64_t* cells) const {
   const uint8_t* const bytes = bytes_.data();
@@ -150,8 +152,8 @@ void CountSketch::undo(const Log& log, int64_t shows) noexcept {
   counted_ -= shows;
 }
 
-// A saturated cell may have counted more than its value. That is harmless: its ids were admitted before it
-// saturated.
+// The count of a saturated cell may be higher than its value. Halving the value is harmless, because the ids
+// of the cell were admitted before it saturated.
 void CountSketch::halve() noexcept {
   for (uint64_t c = 0; c < static_cast<uint64_t>(shape_.cells()); ++c) set(c, get(c) / 2);
   counted_ /= 2;
@@ -178,8 +180,8 @@ void CountSketch::set_states(const std::vector<std::vector<uint8_t>>& states) {
     const SketchShape other{header.width, header.depth, header.cell_bytes};
     const uint8_t* const cells = state.data() + sizeof(header);
     counted_ = std::max(counted_, scaled(header.counted, shape_.width, other.width));
-    // The true count of a saturated cell is unknown, and so are the cells of additional rows; both are
-    // overestimated.
+    // The true count of a saturated cell is unknown, and so are the counts in rows that the saved sketch does
+    // not have; both are overestimated.
     const auto value_of = [&](int64_t place) {
       const uint32_t value = read_cell(cells + place * other.cell_bytes, other.cell_bytes);
       return value == other.full() ? shape_.full() : std::min(value, shape_.full());
@@ -192,7 +194,7 @@ void CountSketch::set_states(const std::vector<std::vector<uint8_t>>& states) {
         uint32_t value = get(place);
         if (r >= other.depth) {
           value = std::max(value, most);
-        } else {  // the cells whose ids may fall into this cell
+        } else {  // examine the saved cells that may share an id with this cell
           const int64_t end = scaled(j + 1, other.width, shape_.width, shape_.width - 1);
           for (int64_t k = scaled(j, other.width, shape_.width); k < end; ++k) {
             value = std::max(value, value_of(r * other.width + k));

@@ -1,8 +1,8 @@
 // A count-min sketch: approximate counts of ids in memory that does not grow with their number (Cormode and
 // Muthukrishnan, "An improved data stream summary: the count-min sketch and its applications", 2005), with
-// conservative update (Estan and Varghese, "New directions in traffic measurement and accounting", 2002).
-// Each of `depth` rows has `width` cells, and an id has one cell in each row. Each cell of an id is at least
-// the id's count, so their minimum never underestimates it.
+// conservative update (Estan and Varghese, "New directions in traffic measurement and accounting", 2002). The
+// sketch has `depth` rows of `width` cells, and an id has one cell in each row. Each of these cells is at
+// least the id's count, so the minimum of the cells never underestimates it.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace rec_sdk {
 
-// The shape of a sketch. Cells are as narrow as counts up to `enough` require; a saturated cell stays at its
+// The shape of a sketch. Cells are only as wide as counts up to `enough` require. A cell saturates at its
 // maximum.
 struct SketchShape {
   int64_t width = 0, depth = 0, cell_bytes = 0;
 
-  // Returns the shape of a sketch of at most `bytes`, apart from a minimum of one cell per row. Precondition:
+  // Returns the shape of a sketch of at most `bytes` bytes, but with at least one cell per row. Precondition:
   // depth > 0.
   static SketchShape of(int64_t bytes, int64_t depth, uint32_t enough);
   int64_t cells() const { return width * depth; }
@@ -29,7 +29,8 @@ struct SketchShape {
 
 class CountSketch {
  public:
-  // A log of counted ids: their cells, `depth` for each, and the values of these cells before.
+  // A log of counted ids, with which undo() restores the sketch: the `depth` cells of each id, and their
+  // former values.
   struct Log {
     std::vector<uint64_t, Unset<uint64_t>> cells;
     std::vector<uint32_t, Unset<uint32_t>> before;
@@ -39,18 +40,18 @@ class CountSketch {
     }
   };
 
-  CountSketch() = default;                         // no sketch
+  CountSketch() = default;                         // an object without a sketch
   explicit CountSketch(const SketchShape& shape);  // throws std::bad_alloc
 
   bool any() const { return shape_.width > 0; }
   const SketchShape& shape() const { return shape_; }
   int64_t bytes() const { return shape_.bytes(); }
-  // Returns the sum of the counted shows, halved with the cells by halve().
+  // Returns the sum of all counted shows. halve() halves it like the cells.
   int64_t counted() const { return counted_; }
 
-  // A batch finds the cells of an id once, stores them in the log, and then passes them to the other calls.
-  // Extends the log by `ids` ids and returns the index of the first new cell. Each id must be found and added
-  // before undo(). Throws std::bad_alloc.
+  // Extends the log by `ids` ids and returns the index of the first new cell. For each id, find() then writes
+  // its cells to the log, which the caller passes to the other functions. All of the ids must be found and
+  // added before undo(). Throws std::bad_alloc.
   size_t extend(int64_t ids, Log* log) const;
   REC_SDK_ALWAYS_INLINE void find(int64_t id, uint64_t* cells) const {
     const uint64_t hash = IdSeed::hash(id), width = static_cast<uint64_t>(shape_.width);
@@ -64,7 +65,8 @@ class CountSketch {
     for (size_t r = 0; r < depth; ++r) rec_sdk::prefetch(bytes + cells[r] * cell_bytes());
   }
   uint32_t estimate(const uint64_t* cells) const;
-  // Raises the cells of an id to at least its estimate plus `shows`; stores their former values in `before`.
+  // Raises each cell of an id to at least the id's estimate plus `shows`, and writes the former values to
+  // `before`.
   void add(const uint64_t* cells, uint32_t shows, uint32_t* before) noexcept;
 
   uint32_t estimate(int64_t id) const;
@@ -73,12 +75,12 @@ class CountSketch {
   void halve() noexcept;
   void clear() noexcept;
 
-  // Returns the state for a save: the shape and counted(), then the cells row by row.
+  // Returns the state of the sketch for a save: the shape and counted(), then the cells row by row.
   std::vector<uint8_t> state() const;
-  // Sets the cells so that no count is underestimated compared with any of the states, whose shapes may
-  // differ: a cell becomes the maximum of the saved cells that may share an id with it. An id counted in
-  // several states gets the maximum, not the sum, of its counts; each id must therefore have been counted in
-  // one sketch only. Throws std::invalid_argument for an invalid state, and then changes nothing.
+  // Restores the sketch from saved states, whose shapes may differ. No estimate becomes lower than in the
+  // saved sketches: a cell becomes the maximum of the saved cells that may share an id with it. Counts of an
+  // id in several states are not added, so each id must have been counted by one sketch only. Throws
+  // std::invalid_argument for an invalid state, and then changes nothing.
   void set_states(const std::vector<std::vector<uint8_t>>& states);
 
  private:

@@ -1,6 +1,6 @@
-// Exponential decay with a half-life in batches. The factor is a product of repeated square roots of 1/2,
-// which are rounded identically on every machine, unlike pow(). A value is multiplied by one factor after
-// another, so results have the same bits whether the factors are tabulated or computed.
+// Exponential decay with a half-life in batches. The decay is a product of repeated square roots of 1/2,
+// because sqrt(), unlike pow(), is rounded identically on every machine. A value is multiplied by one factor
+// after another, so results are bit-identical whether the factors are tabulated or computed.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace rec_sdk {
 
-// Decay by half every `half_life` batches.
+// Exponential decay: a value halves every `half_life` batches.
 class HalfLife {
  public:
   explicit HalfLife(int64_t half_life) : half_life_(half_life) {  // 0: no decay
@@ -28,14 +28,15 @@ class HalfLife {
   }
 
  private:
-  static constexpr uint32_t kKnown = 1024;  // batches that are tabulated; most rows have been idle for fewer
+  static constexpr uint32_t kKnown =
+      1024;  // numbers of batches with tabulated factors; most rows have been idle for fewer batches
   static constexpr int kBits = 8, kDigits = 7;
   static constexpr uint64_t kMask = (uint64_t{1} << kBits * kDigits) - 1;
-  static constexpr int64_t kMostHalvings = 3000;  // after so many halvings every double is 0
-  static constexpr int kMostScaled = 1000;        // up to here 2 ^ -halvings is not subnormal
-  struct Steps {                                  // fits into a cache line
+  static constexpr int64_t kMostHalvings = 3000;  // with more halvings, every double becomes 0
+  static constexpr int kMostScaled = 1000;        // with more halvings, 2 ^ -halvings may be subnormal
+  struct Steps {                                  // one cache line
     double factors[kDigits];
-    double scale;  // 2 ^ -halvings; 0 if there are too many halvings
+    double scale;  // 2 ^ -halvings; 0 for more than kMostScaled halvings
   };
   using Factors = std::array<std::array<double, 1 << kBits>, kDigits>;
 
@@ -52,7 +53,7 @@ class HalfLife {
     return static_cast<int>(std::min(batches / half_life_, kMostHalvings));
   }
 
-  // Returns batches / half_life, which is below 1, as binary digits after the point.
+  // Returns batches / half_life, which is below 1, as a fixed-point number of kBits * kDigits binary digits.
   static uint64_t fraction(int64_t batches, int64_t half_life) {
     return static_cast<uint64_t>((static_cast<unsigned __int128>(batches) << kBits * kDigits) /
                                  static_cast<uint64_t>(half_life));

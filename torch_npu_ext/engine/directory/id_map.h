@@ -1,10 +1,10 @@
-// The map of an id to its slot or, without one, to its row. Open addressing over cache-line buckets of five
-// entries, so that a lookup is almost always one memory access. Any int64 is a valid id; a bit marks free
-// entries.
+// A hash map from each id to its slot or, if it has no slot, to its row. It has open addressing with buckets
+// of one cache line and five entries, so a lookup is one memory access in most cases. Any int64 is a valid
+// id: a bit marks used entries.
 //
-// A large map grows incrementally, so that no batch waits until all ids have moved. It then has two arrays of
-// buckets. Homes have the same order in an array of another size, so the ids whose hashes are below a bound
-// are in the new array and the others in the old one. Each reserve() raises the bound.
+// A large map grows incrementally, so that no batch waits until all ids have moved. Meanwhile it has two
+// arrays of buckets. Home buckets have the same order in both arrays, so ids whose orders (seeded hashes) are
+// below a bound are in the new array and all other ids in the old one. Each reserve() raises the bound.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,11 @@ namespace rec_sdk {
 constexpr uint32_t kNoSlot = 0xFFFFFFFFu;
 constexpr uint32_t kMaxRows = 0xFFFFFFFEu;
 
-// Prefetches into L2. A prefetch into L1, or for writing on x86, occupies one of the few L1 miss buffers. GCC
-// deletes calls of functions that only prefetch unless they must be inlined.
+// Prefetches into L2. A prefetch into L1, or on x86 a prefetch for writing, would occupy one of the few L1
+// miss buffers. The function must be inlined, because GCC deletes calls of functions that only prefetch.
 REC_SDK_ALWAYS_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 2); }
-// Prefetches into L1, shortly before the use, because processors appear to drop prefetches into L2 at times.
+// Prefetches into L1, shortly before the data is used. It follows a prefetch into L2, because processors
+// appear to drop some of those.
 REC_SDK_ALWAYS_INLINE void prefetch_near(const void* address) { __builtin_prefetch(address, 0, 3); }
 
 class IdMap {
@@ -34,12 +35,12 @@ class IdMap {
   static constexpr int kLanes = 5;
   struct alignas(64) Bucket {
     int64_t id[kLanes];
-    uint32_t value[kLanes];  // the slot, or else the row
+    uint32_t value[kLanes];  // the slot, or the row if there is no slot
     uint8_t with_slot;       // bit l: lane l is used and has a slot
-    uint8_t used;            // bit l: lane l is used. Zeroed memory is an empty map
+    uint8_t used;            // bit l: lane l is used, so zeroed memory is an empty bucket
   };
 
-  // A reference to the entry of an id, or null. Valid until the next growth or erase.
+  // A reference to the entry of an id, or null. It is valid until the map grows or an id is erased.
   class Entry {
    public:
     Entry() : bucket_(nullptr), lane_(0) {}
@@ -67,7 +68,8 @@ class IdMap {
 
   static REC_SDK_ALWAYS_INLINE uint64_t hash(int64_t id) { return IdSeed::hash(id); }
 
-  // The home buckets of hashes, where searches begin. Invalid once the map has grown, in part or as a whole.
+  // The function from hashes to home buckets, where searches begin. It becomes invalid when ids move, either
+  // in a rehash or in a step of incremental growth.
   struct Homes {
     const Bucket *buckets, *old_buckets;
     uint64_t count, old_count, bound, seed;
@@ -81,7 +83,7 @@ class IdMap {
     const Buckets& old = grows() ? old_ : buckets_;
     return {buckets_.data(), old.data(), buckets_.count, old.count, bound_, seed_.value()};
   }
-  // Prefetches for find(): the home bucket, and the next one in case the home is full.
+  // Prefetches the home bucket and the bucket behind it, which find() reads if the home is full.
   REC_SDK_ALWAYS_INLINE void prefetch(uint64_t hash) const {
     const Bucket* const home = homes().of(hash);
     rec_sdk::prefetch(home);
@@ -99,7 +101,7 @@ class IdMap {
     }
   }
 
-  // Returns the slot of `id` if `bucket` contains the id with a slot, or else kNoSlot.
+  // Returns the slot of `id` if `bucket` contains the id and it has a slot; otherwise kNoSlot.
   static REC_SDK_ALWAYS_INLINE uint32_t slot_at(const Bucket& bucket, int64_t id) {
     const uint32_t lanes = lanes_of(bucket, id) & bucket.with_slot;
     const uint32_t none =
@@ -139,12 +141,12 @@ class IdMap {
     }
   }
 
-  // Returns the bytes of the new bucket array that `extra` more ids require; 0 if they fit into the present
-  // one.
+  // Returns the size in bytes of the new bucket array that `extra` more ids require; 0 if they fit into the
+  // present one.
   int64_t growth(int64_t extra) const {
     return size_ + extra <= room_ ? 0 : buckets_with(extra) * static_cast<int64_t>(sizeof(Bucket));
   }
-  // Returns whether the map is growing incrementally: each reserve() moves some ids until all have moved.
+  // Returns whether the map is growing incrementally, with each reserve() moving some of the ids.
   bool grows() const { return old_.count != 0; }
 
   // Reserves space for `extra` more ids. A growing map moves ids in proportion to `extra`.
@@ -156,8 +158,8 @@ class IdMap {
       move_homes(kHomesPerId * static_cast<uint64_t>(extra));
     }
   }
-  // Switches a map that was created with space for many ids to huge pages once its ids occupy most small
-  // pages. The pages are merged step by step, because merging a large map takes half a second.
+  // Switches a map that was created with space for many ids to huge pages once its ids occupy most of its
+  // small pages. Pages are merged step by step, because merging all pages of a large map takes half a second.
   void choose_pages(int64_t extra) noexcept {
     if (buckets_.pages == Pages::kSmall && pages_for(size_ + extra, buckets_.count) == Pages::kHuge) {
       buckets_.expect_huge_pages();
@@ -178,8 +180,8 @@ class IdMap {
   void clear() { *this = IdMap(); }
 
   int64_t size() const { return size_; }
-  // Returns the bytes in use. While the map grows these are the filled part of the new array and the
-  // remaining part of the old one.
+  // Returns the size of the map in bytes. While the map grows, this is the filled part of the new array plus
+  // the remaining part of the old one.
   int64_t bytes() const {
     const double moved = grows() ? static_cast<double>(moved_) / static_cast<double>(old_.count) : 1;
     const double buckets =
@@ -209,25 +211,28 @@ class IdMap {
   }
 
  private:
-  static constexpr int64_t kUsualSteps = 2;  // a full map takes 0.7 steps, 0.12 on average while it grows
+  static constexpr int64_t kUsualSteps =
+      2;  // an insertion takes 0.7 steps in a full map, and 0.12 on average while it fills
   static constexpr int64_t kCrowded = -1;
   static constexpr int64_t kIdsPerMerge =
-      16384;  // one huge page is merged each time reserve() was called for so many ids
-  static constexpr uint64_t kAtOnce = 1024;  // a map of fewer buckets grows at once, in about a millisecond
-  // Buckets that move per new id, about ten ids; so the old array is at most 75 % full at the end of the
-  // growth.
+      16384;  // number of ids for which reserve() must be called before each merge of a huge page
+  static constexpr uint64_t kAtOnce =
+      1024;  // a map with fewer buckets grows in one step, in about a millisecond
+  // The number of home buckets, with about ten ids, that move for each new id. At this speed the old array is
+  // at most 75 % full when the growth ends.
   static constexpr uint64_t kHomesPerId = 3;
-  // The first buckets of the old array are kept until the end, because a run of full buckets at its end
-  // continues there. No run of a map of 2^32 ids that is not clustered is longer than this.
+  // The memory of these first buckets of the old array is kept until the growth ends, because a run of full
+  // buckets at the end of the array continues there. Unless ids are clustered, even in a map of 2^32 ids no
+  // run is longer.
   static constexpr uint64_t kWrapped = uint64_t{1} << 16;
-  static constexpr uint64_t kAll = ~uint64_t{0};  // a bound above all hashes but one
+  static constexpr uint64_t kAll = ~uint64_t{0};  // a bound above all orders but one
 
   struct Buckets {
     uint64_t count = 0;
     Pages pages = Pages::kSmall;
     HugeArray<Bucket> array;
-    size_t small_bytes = 0;  // bytes at the front on small pages that are still to be merged
-    int64_t ids_since = 0;   // ids that reserve() was called for since the last merge
+    size_t small_bytes = 0;  // bytes at the front of the array whose small pages have not been merged yet
+    int64_t ids_since = 0;   // number of ids for which reserve() was called since the last merge
 
     Buckets() = default;
     Buckets(uint64_t buckets, Pages kind) : count(buckets), pages(kind), array(buckets, kind) {}
@@ -267,12 +272,12 @@ class IdMap {
   static constexpr uint8_t kFull = (1u << kLanes) - 1;
   static constexpr uint8_t bit(int lane) { return static_cast<uint8_t>(1u << lane); }
 
-  // Returns a mask: bit l is set if lane l has `id`, whether it is used or freed.
+  // Returns a mask in which bit l is set if lane l contains `id`, even if that lane is free.
   static REC_SDK_ALWAYS_INLINE uint32_t lanes_of(const Bucket& bucket, int64_t id) {
 #if defined(__SSE2__)
     const __m128i key = _mm_set1_epi64x(id);
     const __m128i* ids = reinterpret_cast<const __m128i*>(bucket.id);
-    // SSE2 compares 32-bit halves; both halves of an id must be equal.
+    // SSE2 compares 32 bits at a time, so both halves of an id must be equal.
     const __m128 low = _mm_castsi128_ps(_mm_cmpeq_epi32(_mm_load_si128(ids), key));
     const __m128 high = _mm_castsi128_ps(_mm_cmpeq_epi32(_mm_load_si128(ids + 1), key));
     const __m128 even = _mm_shuffle_ps(low, high, _MM_SHUFFLE(2, 0, 2, 0));
@@ -296,9 +301,9 @@ class IdMap {
     return entry;
   }
 
-  // A search stops at the first bucket with a free lane, so every bucket between an entry's home and its
-  // position must be full. Freeing a lane of a full bucket therefore pulls a later entry back into it, which
-  // frees a lane there, and so on.
+  // Refills a lane that was freed in a full bucket. A search stops at the first bucket with a free lane, so
+  // all buckets from an entry's home up to the entry must be full. A later entry therefore moves back into
+  // the hole, which frees another lane, and so on.
   void close_hole(const Buckets& place, uint64_t hole, int hole_lane) const {
     bool full = place[hole].used == kFull;
     free(&place[hole], hole_lane);
@@ -324,8 +329,8 @@ class IdMap {
         static_cast<uint8_t>((to->with_slot & ~bit(lane)) | (from.with_slot >> from_lane & 1) << lane);
   }
 
-  // Returns a lane of bucket `b` whose entry may move to bucket `hole` because its home is not after it, or
-  // -1.
+  // Returns a lane of bucket `b` whose entry may move back to bucket `hole`, because its home is not after
+  // `hole`; -1 if there is none.
   int lane_from_before(const Buckets& place, uint64_t b, uint64_t hole) const {
     const Bucket& bucket = place[b];
     for (uint32_t lanes = bucket.used; lanes != 0; lanes &= lanes - 1) {
@@ -336,19 +341,21 @@ class IdMap {
     return -1;
   }
 
-  // The maximum load is 0.68, at which 8 % of the ids are outside their home bucket. With growth by a
-  // quarter, the map takes at most 24 bytes per id.
+  // The maximum load factor is 0.68, at which 8 % of the ids are outside their home buckets. As the map grows
+  // by a quarter, it takes at most 24 bytes per id.
   int64_t max_size() const { return static_cast<int64_t>(buckets_.count) * kLanes * 17 / 25; }
   static int64_t buckets_for(int64_t ids) { return ids * 25 / (17 * kLanes) + 16; }
   int64_t buckets_with(int64_t extra) const {
     if (size_ + extra <= max_size())
-      return static_cast<int64_t>(buckets_.count);  // clustered: rehash with another seed
+      return static_cast<int64_t>(
+          buckets_.count);  // the ids are clustered: rehash them with another seed, in as many buckets
     const int64_t larger = static_cast<int64_t>(buckets_.count + buckets_.count / 4);
     const int64_t needed = buckets_for(size_ + extra);
     return larger > needed ? larger : needed;
   }
 
-  // With one seed, homes keep their order, so both arrays are traversed from front to back.
+  // If the seed stays the same, home buckets keep their order, so both arrays are traversed from front to
+  // back.
   void rehash(int64_t bucket_count) {
     constexpr uint64_t kPiece = 64;
     for (IdSeed seed = seed_.fresh();;) {
@@ -375,12 +382,13 @@ class IdMap {
     moved_ = returned_ = bound_ = 0;
   }
 
-  // Moves the ids of the next homes of the old array. They also stay in the old buckets, where no search
-  // finds them, because searches for the ids behind them pass through these buckets.
+  // Moves the ids of the next home buckets to the new array. Copies of them stay in the old buckets, because
+  // searches for ids behind them pass through these buckets; no search for a moved id reads the copies.
   void move_homes(uint64_t homes) {
     const uint64_t end = moved_ + homes < old_.count ? moved_ + homes : old_.count;
     const uint64_t bound = end == old_.count ? kAll : IdSeed::least(end, old_.count);
-    bool full = false;  // whether the previous bucket was full: ids of these homes may be in the next one
+    bool full =
+        false;  // whether the previous bucket was full, so that ids of these homes may be in the next one
     uint64_t b = moved_;
     for (uint64_t steps = 0; steps < old_.count && (steps < end - moved_ || full);
          ++steps, b = old_.next(b)) {
@@ -423,7 +431,8 @@ class IdMap {
   Buckets old_;            // the former array while the map grows
   uint64_t bound_ = kAll;  // while the map grows: ids whose order is below it are in buckets_
   uint64_t moved_ = 0;     // while the map grows: the first home of old_ whose ids have not moved
-  uint64_t returned_ = 0;  // buckets of old_ before it have released their memory, except the first kWrapped
+  uint64_t returned_ =
+      0;  // the memory of the buckets of old_ before it was released, except the first kWrapped
   IdSeed seed_;
   int64_t size_ = 0, erased_ = 0;
   int64_t

@@ -1,5 +1,5 @@
-// A pool of the numbers 0, 1, 2, ..., for rows or slots. Freed numbers are reused first, the latest one
-// first, so numbers depend only on the order of calls.
+// A pool of the numbers 0, 1, 2, ..., for rows or slots. A freed number is reused before any new one, the one
+// freed last first, so the numbers depend only on the order of calls.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class NumberPool {
   int64_t bound() const { return bound_; }           // one past the largest number taken so far
   int64_t count() const { return bound_ - freed_; }  // numbers taken and not freed
 
-  // Returns the number that the k-th next call of take() will return, from k = 0.
+  // Returns the number that the k-th next call of take() will return; k = 0 means the next call.
   uint32_t peek(int64_t k = 0) const {
     return k < freed_ ? *place(freed_ - 1 - k) : static_cast<uint32_t>(bound_ + k - freed_);
   }
@@ -24,8 +24,9 @@ class NumberPool {
     freed_ > 0 ? --freed_ : ++bound_;
     return number;
   }
-  // Undoes take(), latest call first; `bound_before` is the bound before the first call to undo. If nothing
-  // else happened in between, the pool is restored exactly; otherwise numbers may be reused in another order.
+  // Undoes a call of take(). Several calls are undone in reverse order; `bound_before` is the bound before
+  // the first of them. If nothing else happened in between, the pool is exactly as before; otherwise numbers
+  // may be reused in another order.
   void put_back(uint32_t number, int64_t bound_before) noexcept {
     if (number >= bound_before && number + 1 == bound_) {
       --bound_;
@@ -34,7 +35,7 @@ class NumberPool {
     }
   }
 
-  // Reserves space to free all numbers below `bound`, so that free() cannot fail. Throws std::bad_alloc.
+  // Reserves space for freeing all numbers below `bound`, so that free() cannot fail. Throws std::bad_alloc.
   void reserve(int64_t bound) {
     if (static_cast<size_t>(bound) > free_.size()) free_.extend(static_cast<size_t>(bound));
   }

@@ -5,7 +5,8 @@
 namespace rec_sdk {
 namespace {
 
-// Chunks consist of whole huge pages, whatever multiple of 4 bytes a record has.
+// The size of a chunk is a multiple of both the record size, which is a multiple of 4 bytes, and the size of
+// a huge page.
 size_t chunk_bytes(int32_t record_bytes) { return static_cast<size_t>(record_bytes) / 4 * kHugePage; }
 
 }  // namespace

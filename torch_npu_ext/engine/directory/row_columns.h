@@ -1,6 +1,6 @@
-// Columns of statistics that a table keeps for each row beside its record, if an option requires them. The
-// columns of a row form one short record, so that a batch finds them all in one cache line. Unused columns
-// cost nothing.
+// Columns: statistics that a table keeps for each row in addition to its record, if an option requires them.
+// All columns of a row are adjacent, so that a batch finds them in one cache line. Unused columns take no
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 namespace rec_sdk {
 
 enum class Column : int {
-  kCount = 0,      // uint32: lookups by training batches; saturates at 2^32 - 1
+  kCount = 0,      // uint32: number of lookups by training batches; saturates at 2^32 - 1
   kLastUse = 1,    // uint32: the low 32 bits of TableClock::batches at the last batch that looked the row up
-  kVersion = 2,    // uint64: an upper bound of the serial of the last change
+  kVersion = 2,    // uint64: an upper bound of the serial number of the last plan that changed the row
   kScore = 3,      // double: the score of an id in a table that evicts by scores
-  kClicks = 4,     // uint32: clicks of these lookups; saturates at 2^32 - 1
+  kClicks = 4,     // uint32: number of clicks of these lookups; saturates at 2^32 - 1
   kTimestamp = 5,  // int64: timestamp of the last lookup that had one
 };
 
@@ -41,7 +41,7 @@ class ColumnSet {
   constexpr bool has(Column column) const { return (bits_ >> static_cast<int>(column) & 1) != 0; }
   constexpr bool has(ColumnSet columns) const {
     return (columns.bits_ & ~bits_) == 0;
-  }  // whether all of them are included
+  }  // whether this set contains all of `columns`
   constexpr bool empty() const { return bits_ == 0; }
   constexpr uint32_t bits() const { return bits_; }  // bit c is set for column c
   static constexpr ColumnSet of_bits(uint32_t bits) {
@@ -54,7 +54,7 @@ class ColumnSet {
   uint32_t bits_ = 0;
 };
 
-// The columns of one row; a column that the table does not keep reads as 0.
+// The values of the columns of one row; 0 for columns that the table does not keep.
 struct RowColumnValues {
   uint32_t count = 0, last_use = 0;
   uint64_t version = 0;
@@ -63,8 +63,8 @@ struct RowColumnValues {
   int64_t timestamp = 0;
 };
 
-// The positions of the columns in a row's record: without gaps, and thus at unaligned addresses. The version
-// is last, because cancelling a plan restores all columns before it.
+// The positions of the columns within the columns of a row. There are no gaps, so columns may be unaligned.
+// The version is last, because cancelling a plan restores all columns except the version.
 class ColumnPlaces {
  public:
   constexpr explicit ColumnPlaces(ColumnSet columns) : columns_(columns) {
@@ -108,7 +108,7 @@ class ColumnPlaces {
   int32_t places_[ColumnSet::kColumns] = {};  // indexed by Column
 };
 
-// The column records of all rows of a table.
+// The columns of all rows of a table.
 class RowColumns {
  public:
   explicit RowColumns(ColumnSet columns);
@@ -118,7 +118,7 @@ class RowColumns {
   bool empty() const { return places_.empty(); }
   bool saved() const {
     return places_.undone_bytes() > 0;
-  }  // whether saves contain any of these columns: all but the version
+  }  // whether saves contain any of these columns, which is any but the version
 
   void extend(int64_t rows);  // adds zeroed records for rows [0, rows); throws std::bad_alloc
   void reset(int64_t row) noexcept;
@@ -126,7 +126,8 @@ class RowColumns {
   RowColumnValues read(int64_t row) const;
   void clear() { records_.clear(); }
 
-  // Preconditions of the following calls: at least one column is kept, and extend() covered the row.
+  // Preconditions of the following calls: the table keeps a column, and extend() was called for more than
+  // `row` rows.
   REC_SDK_ALWAYS_INLINE char* record(int64_t row) const {
     return static_cast<char*>(records_.at(static_cast<size_t>(row)));
   }

@@ -1,5 +1,5 @@
-// The map of ids to rows of a hash table. Rows of removed ids are reused, so that rows stay dense and per-row
-// memory needs bound() entries.
+// The map from ids to rows of a hash table. Rows of removed ids are reused, so that per-row arrays need only
+// bound() entries.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace rec_sdk {
 
 class RowDirectory {
  public:
-  // The map does not shrink below space for `expected` ids.
+  // `expected`: the number of ids for which the map always keeps space.
   explicit RowDirectory(int64_t expected = 0) : expected_(expected), ids_(expected) {}
 
   int64_t count() const { return ids_.size(); }    // number of ids
@@ -28,9 +28,9 @@ class RowDirectory {
     if (*added) rows_.take();
     return entry;
   }
-  // Undoes find_or_add(), latest call first; `bound_before` is bound() before the first of these calls. It
-  // cannot fail if nothing else happened to the directory; otherwise reserve_removal() must have been called
-  // before.
+  // Undoes a call of find_or_add() that added an id. Several calls are undone in reverse order;
+  // `bound_before` is bound() before the first of them. If the directory changed otherwise in between,
+  // reserve_removal() must have been called, so that undo_add() cannot fail.
   void undo_add(int64_t id, uint32_t row, int64_t bound_before) noexcept {
     ids_.erase(id, IdMap::hash(id));
     rows_.put_back(row, bound_before);

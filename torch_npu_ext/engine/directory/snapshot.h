@@ -1,6 +1,6 @@
-// The pending rows of a table's snapshot, with which a save captures one moment while training goes on. A row
-// is pending until it is taken, and a pending row must be taken before it changes. A pending row therefore
-// still has its id and record of that moment; its columns too, unless their former values are kept here.
+// A table's snapshot, with which a save captures one moment while training continues. A row of the snapshot
+// is pending until it is taken, which must happen before it changes. A pending row therefore still has its id
+// and record of that moment. If its columns have changed, the snapshot keeps their former values.
 #pragma once
 
 #include <algorithm>
@@ -38,9 +38,10 @@ class Snapshot {
   }
   int64_t pending() const { return pending_; }
 
-  // Sets the moving rows, whose records must not be read although they are pending: the rows that
-  // for_each(visit) visits, which depend only on `plans`. If `plans` are the same as in the previous call,
-  // nothing is done, because a piece of a save is small and the moving rows are many.
+  // Sets the moving rows: for_each(visit) visits the rows that `plans` are copying into or out of the cache.
+  // Their records must not be read yet, even if they are pending. A call with the same `plans` as the
+  // previous call returns at once, because visiting many moving rows would take longer than a small piece of
+  // a save.
   template <class ForEach>
   void set_moving(std::vector<uint64_t> plans, const ForEach& for_each) {
     if (moving_known_ && plans == moving_plans_) return;
@@ -61,7 +62,7 @@ class Snapshot {
     return has(row) && (moving_[static_cast<size_t>(row >> 6)] >> (row & 63) & 1) == 0;
   }
 
-  // Keeps the columns of a pending row, which are about to change.
+  // Keeps the columns of a row, which are about to change, if the row is pending.
   void keep(int64_t row, const RowColumns& columns) noexcept {
     if (!has(row)) return;
     try {
@@ -70,11 +71,13 @@ class Snapshot {
       failed_ = true;
     }
   }
-  bool failed() const { return failed_; }  // out of memory: columns taken from now on are wrong
+  bool failed() const {
+    return failed_;
+  }  // whether memory ran out in keep(), so that the columns of rows may be wrong
   int64_t kept() const { return static_cast<int64_t>(kept_.size()); }
 
-  // Takes a row. Precondition: has(row). The overload without columns also requires that keep() was called
-  // for no row.
+  // Takes a row: it is no longer pending. Returns its columns as of the moment of the snapshot. Precondition:
+  // has(row). The overload without columns also requires that keep() was never called.
   RowColumnValues take(int64_t row, const RowColumns& columns) {
     take(row);
     const auto found = kept_.find(row);
@@ -93,8 +96,8 @@ class Snapshot {
     if (row < rows_) rec_sdk::prefetch(&bits_[static_cast<size_t>(row >> 6)]);
   }
 
-  // The rows of a snapshot of changed rows, with their ids, unordered until they are sorted. Without a list,
-  // the snapshot contains all rows, or the caller has the ids.
+  // The rows and ids of a snapshot of changed rows, in no order until they are sorted. Other snapshots have
+  // no list: they contain all rows, or rows whose ids the caller has.
   std::vector<std::pair<uint32_t, int64_t>> listed;
   bool has_list = false, is_sorted = false;
 

@@ -6,15 +6,15 @@
 
 namespace rec_sdk {
 
-// The clock that the rules of a table use. Cancelled plans do not count.
+// The clock by which the rules of a table measure time. Cancelled plans do not advance it.
 struct TableClock {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
-  uint64_t batches = 0;        // batches planned
-  uint64_t steps = 0;          // steps trained
-  int64_t timestamp = kNever;  // the latest timestamp
+  uint64_t batches = 0;        // number of planned batches
+  uint64_t steps = 0;          // number of training steps that have ended
+  int64_t timestamp = kNever;  // latest timestamp of all batches
 
-  // Returns the number of batches since the batch that used an id last. A batch in the future counts as now:
-  // the row was restored by a cancelled plan, or the clock was set back.
+  // Returns the number of batches since batch `last_use`, the last one that used an id. The result is 0 if
+  // that batch is later than the clock, which happens if a plan was cancelled or the clock was set back.
   uint32_t batches_since(uint32_t last_use) const {
     const uint32_t elapsed = static_cast<uint32_t>(batches) - last_use;
     return elapsed > uint32_t{1} << 31 ? 0 : elapsed;
