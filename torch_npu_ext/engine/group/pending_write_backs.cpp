@@ -12,7 +12,8 @@ void add_source(std::vector<uint64_t>* sources, uint64_t serial) {
 
 namespace {
 
-// Records that the row in at `place` depends on the write-back of plan `serial`; 0 means none.
+// Records that the plan's row in at index `place` depends on the write-back of plan `serial`. A serial of 0
+// means no plan.
 void add_late(PlanBuffers* plan, int32_t place, uint64_t serial) {
   if (serial == 0) return;
   add_source(&plan->sources, serial);
@@ -81,7 +82,8 @@ void PendingWriteBacks::find_sources(PlanBuffers* plan) const noexcept {
   }
 }
 
-// If several pending plans wrote back a row, the newest one completes last, and it is the recorded source.
+// If several pending plans write back a row, the newest one completes last. Only that plan is recorded as the
+// row's source.
 std::vector<int32_t> PendingWriteBacks::late_rows(const PlanBuffers& plan) const {
   std::vector<int32_t> late;
   for (const PlanBuffers::Late& row : plan.late) {

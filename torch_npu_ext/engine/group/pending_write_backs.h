@@ -1,6 +1,5 @@
-// The plans with pending write-backs: a victim's write-back is pending from planning until its record is in
-// the host store. A caller that needs such a row finds here which plan's copy it has to wait for, and waits
-// for no other.
+// The plans with pending write-backs. The write-back of a victim is pending from planning until the victim's
+// record is in the host store. This file tells a caller that needs a row which plan's write-back to wait for.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +12,27 @@
 
 namespace rec_sdk {
 
-// Calls require the engine's mutex, except find(), which must not wait for a plan in the making.
+// The caller must hold the engine's mutex, except for find(), which must not wait for a thread that is
+// planning.
 class PendingWriteBacks {
  public:
   bool empty() const { return write_backs_.empty(); }
 
-  // Allocates what the calls below need for the next plan, so that they cannot fail. looks_up: serial_of() or
-  // find_sources() will be called.
+  // Allocates the memory that the calls below need for the next plan, so that they cannot fail. looks_up:
+  // whether serial_of() or find_sources() will be called.
   void prepare(bool looks_up);
   void add(const std::shared_ptr<PlanBuffers>& plan) noexcept;
-  // Removes a plan whose write-back is complete, or that was cancelled.
+  // Removes a plan whose write-back is complete or that was cancelled.
   void remove(const PlanBuffers& plan) noexcept;
   std::shared_ptr<PlanBuffers> find(uint64_t serial) const noexcept;
 
-  // Returns the serial of the newest plan that writes back the row, or 0. Precondition: prepare(true).
+  // Returns the serial of the newest plan with a pending write-back of the row, or 0. Precondition:
+  // prepare(true).
   uint64_t serial_of(int32_t table, uint32_t row) const noexcept;
-  // Fills plan->sources and plan->late for the rows in. Preconditions: prepare(true), and reserved space in
-  // `sources` for every pending plan and in `late` for every row.
+  // Fills plan->sources and plan->late for the plan's rows in. Preconditions: prepare(true), and space
+  // reserved in `sources` for every pending plan and in `late` for every row in.
   void find_sources(PlanBuffers* plan) const noexcept;
-  // Returns the indices, ascending, of the plan's rows in whose write-back is still pending.
+  // Returns the indices, ascending, of those rows in of the plan whose write-back is still pending.
   std::vector<int32_t> late_rows(const PlanBuffers& plan) const;
   template <class Visit>  // calls visit(plan) for every pending plan
   void for_each(Visit visit) const {
@@ -42,17 +43,17 @@ class PendingWriteBacks {
  private:
   struct WriteBack {
     std::shared_ptr<PlanBuffers> plan;
-    RowSet rows;  // built at the first lookup
+    RowSet rows;  // filled by prepare(true)
     bool indexed = false;
   };
   void index(WriteBack* write_back);
 
-  mutable std::mutex mutex_;            // guards changes of write_backs_, and find()
+  mutable std::mutex mutex_;            // protects write_backs_ from changes during find()
   std::vector<WriteBack> write_backs_;  // oldest first
   std::vector<RowSet>
-      spare_;  // sets of completed write-backs for reuse, so that planning allocates no memory
+      spare_;  // row sets of completed write-backs, which are reused so that planning allocates no memory
 };
 
-void add_source(std::vector<uint64_t>* sources, uint64_t serial);  // adds each serial once
+void add_source(std::vector<uint64_t>* sources, uint64_t serial);  // skips 0 and duplicates
 
 }  // namespace rec_sdk

@@ -36,8 +36,8 @@ std::unique_ptr<StoreFile> make_file(const TableSpec& spec) {
 
 }  // namespace
 
-// The map starts with space for the cached rows, so that filling the cache causes no growth, but with at most
-// 64 MiB.
+// The id map starts with space for all rows that fit into the cache, so that it does not grow while the cache
+// fills, but with at most 64 MiB.
 Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& policy_name, int64_t first_slot,
              MemoryGuard* memory)
     : store(StoredRecords(layout, spec.stored_dtype), memory, make_file((check_spec(spec, layout), spec))),
@@ -129,7 +129,7 @@ void Table::clear() {
     row_slots_ = make_row_slots();
   }
   store.clear();
-  if (spec_.hashed) store.shrink();  // an index table needs its rows again at once
+  if (spec_.hashed) store.shrink();  // an index table needs its disk space again
   columns.clear();
   admission->clear();
   policy->clear();

@@ -1,4 +1,4 @@
-// One table of a group: its ids, the locations of their rows, and its share of the device cache.
+// One table of a group: its ids, where their rows are, and its slots in the device cache.
 #pragma once
 
 #include <cstdint>
@@ -28,23 +28,24 @@ struct TableSpec {
   std::string name;
   bool hashed;  // true: any int64 is an id; false: 0 <= id < num_embeddings, and the id is the row
   int64_t num_embeddings;
-  int64_t slots;     // in the device cache, without the default slot
+  int64_t slots;     // number of slots in the device cache, without the default slot
   int64_t capacity;  // maximum number of ids of a hash table; 0 means unlimited
   Initializer initializer;
   uint64_t seed;
-  std::vector<float> state_init;  // one per state block
+  std::vector<float> state_init;  // initial value of each block of optimizer state
   BoundsCheck bounds_check;
   ColumnSet columns = {};
-  bool default_row = false;     // whether there is one more slot, default_slot(), behind the others
+  bool default_row = false;     // whether the table has a default slot behind its other slots
   Rules rules = {};             // of a hash table; a table with an admission rule needs a default row
-  std::string store_path = {};  // path of the host store's file, which must not exist; empty: in memory
+  std::string store_path = {};  // path of the host store's new file; empty for a store in memory
   std::optional<DType> stored_dtype = {};  // dtype of weights in the host store, if it differs from the cache
 };
 
-// Removed ids of a table that keeps versions, oldest first; a delta save has to list them.
+// The removed ids of a table that keeps versions, oldest removal first. Delta saves list them.
 struct RemovalLog {
   std::vector<std::pair<uint64_t, int64_t>> removed;  // (version, id); an id may have been added again
-  // The log is complete after this version; older removals were dropped, or all ids were removed at once.
+  // The log contains all removals after this version. Older entries may have been dropped, or all ids were
+  // removed at once by then.
   uint64_t complete_after = 0;
 };
 
@@ -59,24 +60,24 @@ class Table {
   int64_t row_bound() const { return spec_.hashed ? directory_.bound() : spec_.num_embeddings; }
   int64_t first_slot() const { return first_slot_; }
   int64_t end_slot() const { return first_slot_ + spec_.slots + (spec_.default_row ? 1 : 0); }
-  // Returns the slot of the constant row that default lookups read. No row is assigned to it. Precondition:
-  // spec().default_row.
+  // Returns the default slot: it contains the constant record that lookups of ids without a row read.
+  // Precondition: spec().default_row.
   uint32_t default_slot() const { return static_cast<uint32_t>(first_slot_ + spec_.slots); }
   bool never_evicts() const;
   int64_t index_bytes() const;   // bytes of the id map, or of the slots of an index table
   int64_t column_bytes() const;  // bytes of the columns of all rows and of the logs of changes and removals
 
-  // For hash tables only. A failed batch undoes its additions to the directory.
+  // For hash tables only. A batch whose planning fails undoes its additions to the directory.
   RowDirectory& directory() { return directory_; }
   const IdMap& map() const { return directory_.ids(); }
   bool reserve_ids(int64_t extra);  // returns whether the map grew; throws MemoryLimitError
   void check_capacity(int64_t rows_after, int64_t id) const;  // throws CapacityError
 
-  // Extends all per-row memory to row_bound() rows. Throws std::bad_alloc, DiskError.
+  // Extends the host store and all per-row arrays to row_bound() rows. Throws std::bad_alloc, DiskError.
   void extend_rows();
   void begin_row(
-      uint32_t row) noexcept;  // for an id that was not added by a batch: its last use and timestamp are now
-  void forget_row(uint32_t row) noexcept;  // as if the row never had an id
+      uint32_t row) noexcept;  // sets the last use and timestamp to now, for an id that no batch added
+  void forget_row(uint32_t row) noexcept;  // resets the row to the state of a row that never had an id
   void drop_id(int64_t id,
                uint32_t row) noexcept {  // precondition: the id is known, and its slot, if any, is freed
     if (spec_.hashed) {
@@ -86,7 +87,8 @@ class Table {
     }
   }
 
-  // Slots without a row; freed slots are reused first. Their number is free_slots().
+  // The following functions manage the slots without a row; free_slots() is their number. Freed slots are
+  // reused first.
   int64_t free_slots() const { return spec_.slots - used_slots_.count(); }
   int64_t slot_bound() const { return used_slots_.bound(); }
   uint32_t peek_slot(int64_t k) const { return static_cast<uint32_t>(first_slot_ + used_slots_.peek(k)); }
@@ -96,10 +98,11 @@ class Table {
   }
   void free_slot(uint32_t slot) noexcept { used_slots_.free(slot - static_cast<uint32_t>(first_slot_)); }
 
-  // Index tables: the slot of each row, stored as its complement, so that zeroed memory means kNoSlot.
+  // For index tables: the slot of each row, stored as its bitwise complement, so that zeroed memory means
+  // kNoSlot.
   uint32_t* row_slots() const { return row_slots_.data(); }
 
-  // Returns the id, or 0 if it is out of range of an index table.
+  // Returns the id, or 0 if the table is an index table and the id is out of range.
   int64_t known_id(int64_t id) const {
     return spec_.hashed || static_cast<uint64_t>(id) < static_cast<uint64_t>(spec_.num_embeddings) ? id : 0;
   }
@@ -127,26 +130,28 @@ class Table {
     }
   }
 
-  // The row of each used slot. The map of a hash table has either the slot or the row of an id, so cached
-  // rows are stored here.
+  // Stores which row a slot contains. The id map of a hash table contains only the slot of a cached id, so
+  // its row is stored here.
   void keep_row(uint32_t slot, uint32_t row) {
     if (spec_.hashed) slot_rows_[slot - first_slot_] = row;
   }
   REC_SDK_ALWAYS_INLINE void prefetch_row(uint32_t slot) const {
     if (spec_.hashed) rec_sdk::prefetch(&slot_rows_[slot - first_slot_]);
   }
-  // Returns an array indexed by slots of the group. Precondition: spec().hashed.
+  // Returns the row in each slot, as an array that is indexed by the group's slot numbers. Precondition:
+  // spec().hashed.
   const uint32_t* rows_of_slots() const { return slot_rows_.data() - first_slot_; }
   uint32_t row_in(uint32_t slot, int64_t id) const {
     return spec_.hashed ? slot_rows_[slot - first_slot_] : static_cast<uint32_t>(id);
   }
-  // For hash tables only, and not while planning, when the entries of missing rows have keys that are not
-  // slots.
+  // For hash tables only. Must not be called while a batch is being planned, because the entries of missing
+  // rows then have keys that are not slots.
   uint32_t row_of(int64_t id, const IdMap::Entry& entry) const {
     return entry.has_slot() ? row_in(entry.slot(), id) : entry.row();
   }
 
-  // Finds the row and the slot, or kNoSlot, of an id; returns false for an unknown id. Not while planning.
+  // Finds the row of an id, and its slot or kNoSlot; returns false for an unknown id. Must not be called
+  // while a batch is being planned.
   bool locate(int64_t id, uint32_t* row, uint32_t* slot) const {
     if (!spec_.hashed) {
       if (known_id(id) != id) return false;
@@ -182,9 +187,9 @@ class Table {
   RemovalLog removals;
   ChangeLog changes;  // used by tables that keep versions
   std::unique_ptr<Admission> admission;
-  std::vector<bool> small;  // rows with weights of small norm, which the next eviction by norm evicts
+  std::vector<bool> small;  // the rows that the next eviction by norm evicts, indexed by row
   TableClock clock;
-  bool frozen = false;  // not trained: its clock stands still and end_step() evicts none of its ids
+  bool frozen = false;  // while true, the clock stands still and end_step() evicts no ids of the table
   std::unique_ptr<Snapshot> snapshot;  // null unless a save has opened a snapshot
 
  private:

@@ -44,7 +44,7 @@ uint32_t SpilledSums::take(int32_t table, uint32_t row) {
 void SpilledSums::put_back(int32_t table, uint32_t row, uint32_t place) {
   bool added = false;
   const int64_t id = key(table, row);
-  places_.find_or_add(id, IdMap::hash(id), place, &added);  // into the space that take() left
+  places_.find_or_add(id, IdMap::hash(id), place, &added);  // cannot fail: take() left a free entry
   sorted_valid_ = false;
 }
 
@@ -92,7 +92,7 @@ void Window::reserve(const Bound& bound, PlanBuffers* plan) {
   plan->pending_in.reserve(static_cast<size_t>(bound.in));
   plan->pending_in_sums.reserve(static_cast<size_t>(bound.in));
   const size_t slots =
-      slots_.size() + static_cast<size_t>(bound.in + bound.out);  // bound.out of them for undo()
+      slots_.size() + static_cast<size_t>(bound.in + bound.out);  // undo() needs bound.out of them
   if (slots > slots_.capacity()) slots_.reserve(2 * slots);
   if (bound.out > 0) spilled_.reserve(bound.out);
   plan->window_epoch = spilled_.epoch();
@@ -142,7 +142,7 @@ void Window::finish(const PlanBuffers& plan) noexcept {
 }
 
 void Window::write(const PlanBuffers& plan, const float* sums) {
-  if (plan.window_epoch != spilled_.epoch()) return;  // closed in the meantime
+  if (plan.window_epoch != spilled_.epoch()) return;  // the window was closed in the meantime
   const size_t bytes = static_cast<size_t>(2 * dim_) * sizeof(float);
   for (const uint32_t place : plan.pending_out_sums) {
     std::memcpy(spilled_.data(place), sums, bytes);

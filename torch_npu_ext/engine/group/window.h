@@ -1,5 +1,5 @@
-// The accumulation window of a group: the rows that have pending sums of gradients. Sums of cached rows are
-// on the device, one per slot; sums of other rows are spilled to host memory here.
+// The accumulation window of a group: the rows that have pending sums of gradients. The sum of a cached row
+// is on the device, indexed by slot. The sum of any other row is spilled to host memory, in this object.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace rec_sdk {
 
-// Sums of rows outside the cache: a map of (table, row) to sum and compensation.
+// The sums of rows outside the cache: a map from (table, row) to the sum and its compensation.
 class SpilledSums {
  public:
   static constexpr uint32_t kNone = 0xFFFFFFFFu;
@@ -41,7 +41,7 @@ class SpilledSums {
   void drop_table(int32_t table);
   void clear();
   int64_t size() const { return places_.size(); }
-  uint64_t epoch() const { return epoch_; }  // changes with clear(), which invalidates positions
+  uint64_t epoch() const { return epoch_; }  // changes when clear() invalidates all positions
 
  private:
   static int64_t key(int32_t table, uint32_t row) { return (static_cast<int64_t>(table) << 32) | row; }
@@ -55,7 +55,7 @@ class SpilledSums {
   uint64_t epoch_ = 0;
 };
 
-// The rows of a group with sums, in the cache and outside of it.
+// The rows of a group that have sums, in the cache and outside of it.
 class Window {
  public:
   Window(int64_t dim, int64_t slots) : dim_(dim), flags_(static_cast<size_t>(slots)), spilled_(dim) {}
@@ -67,9 +67,9 @@ class Window {
     flags_[slot] = 1;
   }
 
-  // Moves the sums of a plan's rows: victims' sums are spilled, spilled sums of rows in return to the device.
-  // bound() returns upper bounds of the moving sums for `out` and `in` rows, and reserve() allocates the
-  // memory for them, so that move() cannot fail.
+  // move() moves the sums of a plan's rows: sums of rows out are spilled, and spilled sums of rows in return
+  // to the device. bound() returns upper bounds of the numbers of sums to move for `out` and `in` rows.
+  // reserve() allocates the memory for them, so that move() cannot fail.
   struct Bound {
     int64_t out, in;
   };
@@ -80,19 +80,20 @@ class Window {
   void finish(const PlanBuffers& plan) noexcept;  // the plan is applied: sums of the rows in are on the
                                                   // device, and their positions become free
 
-  // Writes or reads the sums [rows, 2 * dim] of the plan's rows. Spilled sums of rows in stay here until
-  // finish().
+  // write() stores the sums [rows, 2 * dim] of the plan's rows out; read() returns the sums of its rows in.
+  // The latter stay in memory until finish().
   void write(const PlanBuffers& plan, const float* sums);
   void read(const PlanBuffers& plan, float* sums) const;
 
   std::vector<int32_t> resident_slots() const;  // ascending
   const std::vector<SpilledSums::Spilled>& spilled() { return spilled_.sorted(); }
   const float* sums(uint32_t place) const { return spilled_.data(place); }
-  // Adds sums [count, 2 * dim] of rows outside the cache that have none. Throws std::bad_alloc.
+  // Adds sums [count, 2 * dim] of rows outside the cache, none of which may have a sum yet. Throws
+  // std::bad_alloc.
   void put_spilled(int32_t table, const int64_t* rows, int64_t count, const float* sums);
   void drop_slots(int64_t begin, int64_t end) noexcept;
   void drop_table(int32_t table) { spilled_.drop_table(table); }
-  bool has(int32_t table, uint32_t row, int64_t slot) const {  // slot: -1 if the row is not cached
+  bool has(int32_t table, uint32_t row, int64_t slot) const {  // `slot` is -1 if the row is not cached
     return slot >= 0 ? flags_[slot] != 0 : spilled_.has(table, row);
   }
   void close();
@@ -104,10 +105,9 @@ class Window {
   }
 
   int64_t dim_;
-  HugeArray<uint8_t> flags_;  // [slots] whether the row in the slot has a sum
-  int64_t resident_ = 0;      // number of set flags
-  std::vector<int32_t>
-      slots_;  // slots whose flag was set; may contain duplicates and slots whose flag was cleared
+  HugeArray<uint8_t> flags_;    // [slots] whether the row in the slot has a sum
+  int64_t resident_ = 0;        // number of set flags
+  std::vector<int32_t> slots_;  // slots whose flag was set at some time; may contain duplicates
   SpilledSums spilled_;
 };
 

@@ -13,8 +13,9 @@ constexpr uint32_t kRing = 64;  // a power of two, greater than kPrefetchDistanc
 constexpr int32_t kPartRows = 16384;
 constexpr int32_t kCacheLine = 64;
 
-// Calls visit(record, u) for unique rows [begin, end) of a table. Two passes of prefetches run ahead: one for
-// the rows, one for their records. kBytes is the size of a record, or 0 if unknown at compile time.
+// Calls visit(record, u) for unique rows [begin, end) of a table, where `record` contains the columns of row
+// u. Two prefetches run ahead of the calls, first for the row number, then for its columns. kBytes is the
+// size of the columns of a row, or 0 if it is unknown at compile time.
 template <bool kHashed, int32_t kBytes, class Visit>
 REC_SDK_ALWAYS_INLINE void for_each_record(const Group& group, const Table& table, const int32_t* slots,
                                            int32_t begin, int32_t end, const Visit& visit) {
@@ -22,7 +23,8 @@ REC_SDK_ALWAYS_INLINE void for_each_record(const Group& group, const Table& tabl
   const uint32_t* const rows = kHashed ? table.rows_of_slots() : nullptr;
   const RowColumns& columns = table.columns;
   const int32_t last_byte = columns.places().bytes() - 1;
-  // A record whose size does not divide the cache line may span two lines.
+  // If the size of the columns does not divide the size of a cache line, the columns of a row may span two
+  // lines.
   constexpr bool kOnOneLine = kBytes > 0 && kCacheLine % (kBytes > 0 ? kBytes : 1) == 0;
   char* records[kRing] = {};
   const auto prefetch_row = [&](int32_t u) __attribute__((always_inline)) {
@@ -45,8 +47,8 @@ REC_SDK_ALWAYS_INLINE void for_each_record(const Group& group, const Table& tabl
   }
 }
 
-// Calls use(integral_constant) with the bits of a set of columns, without the version, so that the positions
-// of the columns are known at compile time.
+// Calls use(integral_constant) with the bits of the set of columns, except the version. The positions of the
+// columns are then known at compile time.
 constexpr uint32_t kVersionBit = ColumnSet{Column::kVersion}.bits();
 template <uint32_t kBits = 0, class Use>
 void with_columns(ColumnSet columns, const Use& use) {
@@ -99,7 +101,8 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   constexpr int32_t kBytes = kPlaces.bytes();
   const Table& table = group.tables[part->table];
   LifecycleLog& log = plan->lifecycle_logs[part->table];
-  // Members are copied to locals, because for all the compiler can see the written bytes may alias them.
+  // Members are copied to local variables, because the compiler must assume that the written bytes alias
+  // members.
   const TableClock clock = table.clock;
   const ScoreRule* const score = table.spec().rules.score();
   const ChangeLog* const changes = &table.changes;
@@ -163,7 +166,8 @@ void ColumnUpdates::touch_rows(const Group& group, Part* part, PlanBuffers* plan
   part->changed = change_count;
 }
 
-// Sets the columns of rows that the batch admitted. The counts of their candidates already include the batch.
+// Sets the columns of rows that the batch admitted. The counts of these ids as candidates already include the
+// batch.
 void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& plan) noexcept {
   Table& table = group->tables[t];
   const ColumnPlaces& places = table.columns.places();
@@ -175,8 +179,8 @@ void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& p
     const Candidates::Values& values = all[i].values;
     char* const record = table.columns.record(all[i].row);
     Counts total;
-    // A sketch has no timestamps, and a saturated cell may be less than the batch's own count. Admission by
-    // probability counts nothing.
+    // A sketch has no timestamps, and its saturated cells may be less than the count of the batch. Admission
+    // by probability has no counts at all. In these cases, the batch's own count is a lower bound.
     if (places.has(Column::kCount)) {
       total.shows = exact ? values.count : std::max(places.get<Column::kCount>(record), values.count);
       places.set<Column::kCount>(record, total.shows);
@@ -214,8 +218,8 @@ void ColumnUpdates::touch(Group* group, PlanBuffers* plan) noexcept {
   for (const Part& part : parts_) {
     Table& table = group->tables[part.table];
     if (table.snapshot == nullptr || table.columns.places().undone_bytes() == 0) continue;
-    const int32_t* const slots =
-        plan->unique_slots;  // saves do not contain the version, so rows with a version only need no copy
+    const int32_t* const slots = plan->unique_slots;  // only for tables with other columns than the version,
+                                                      // which saves do not contain
     for (int32_t u = part.begin; u < part.end; ++u) {
       const uint32_t slot = static_cast<uint32_t>(slots[u]);
       table.snapshot->keep(table.row_in(slot, group->slot_ids[slot]), table.columns);

@@ -9,7 +9,8 @@
 namespace rec_sdk {
 namespace {
 
-// Returns whether a row's time begins now: it was loaded without a timestamp, or the clock was set back.
+// Returns whether a row has no past timestamp, so that its age begins now: it was loaded without a timestamp,
+// or the clock was set back.
 bool begins_now(int64_t timestamp, const TableClock& clock) {
   return timestamp == TableClock::kNever || timestamp > clock.timestamp;
 }
@@ -28,7 +29,7 @@ EvictableIds choose(const Table& table, bool at_interval, bool candidates, std::
   for (const Evictable& one : *known) {
     if (one.chosen()) found.emplace_back(one.id, one.reason);
   }
-  std::sort(found.begin(), found.end());  // freed rows are reused in this order
+  std::sort(found.begin(), found.end());  // because freed rows are reused in this order
   for (const auto& [id, reason] : found) {
     result.ids.push_back(id);
     result.reasons.push_back(static_cast<uint8_t>(reason));
@@ -36,8 +37,8 @@ EvictableIds choose(const Table& table, bool at_interval, bool candidates, std::
   return result;
 }
 
-// Sets the timestamp of rows without a past timestamp to the clock, so that they age from now on. The next
-// delta save contains this change.
+// Sets the timestamps of rows without a past timestamp to the table's clock, so that they age from now on.
+// The next delta save includes this change.
 void begin_now(Group* group, int32_t t, const std::vector<std::pair<int64_t, uint32_t>>& rows) {
   Table& table = group->tables[t];
   const bool versioned = table.columns.has(Column::kVersion);

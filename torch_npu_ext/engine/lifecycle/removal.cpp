@@ -11,7 +11,7 @@ namespace rec_sdk {
 namespace {
 
 struct Found {
-  bool known;  // false: there is nothing to remove
+  bool known;  // whether there is anything to remove
   uint32_t row, slot;
 };
 
@@ -62,7 +62,7 @@ bool remove_id(Group* group, Table* table, int64_t id) noexcept {
 
 using Removals = std::vector<std::pair<uint64_t, int64_t>>;
 
-// Keeps only the latest removal of each id, which is all that a delta save needs.
+// Drops all but the latest removal of each id, because a delta save needs no other.
 void keep_latest(Removals* log) noexcept {
   const auto by_id = [](const auto& a, const auto& b) {
     return std::make_pair(a.second, ~a.first) < std::make_pair(b.second, ~b.first);
@@ -73,8 +73,8 @@ void keep_latest(Removals* log) noexcept {
   std::sort(log->begin(), log->end());  // oldest first
 }
 
-// Reserves space for `count` more entries. A full log is first reduced to one entry per id. Afterwards at
-// least half of it is free, so the amortized cost per removal is small.
+// Reserves space for `count` more entries. A full log is first reduced to one entry per id and then grows
+// until half of it is free, so the amortized cost of a removal is small.
 void reserve_removals(Removals* log, int64_t count) {
   if (log->size() + count <= log->capacity()) return;
   keep_latest(log);

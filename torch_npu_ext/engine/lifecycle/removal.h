@@ -10,12 +10,12 @@
 
 namespace rec_sdk {
 
-// Removes ids, and returns how many the table had; for an index table, how many had more than their initial
-// record. Their rows, slots and memory become free. Victims' write-backs must be complete. Candidates among
-// the ids are dropped too, unless `candidates` is false.
+// Removes ids, and returns the number of ids that the table had; for an index table, the number of ids whose
+// rows were cached or stored. Their rows, slots and memory become free. All write-backs must be complete. If
+// `candidates`, candidates among the ids are removed too.
 //
-// Throws std::runtime_error, and removes nothing, if a batch in flight uses one of the rows or a row has a
-// sum in the accumulation window; std::out_of_range for ids that an index table lacks.
+// If a batch in flight uses one of the rows, or a row has a sum in the accumulation window, throws
+// std::runtime_error and removes nothing. Throws std::out_of_range for ids that an index table does not have.
 int64_t remove_ids(Group* group, int32_t table, const int64_t* ids, int64_t count, bool candidates = true);
 
 // Shrinks a log of removed ids if a fourth of its memory suffices.

@@ -5,7 +5,7 @@
 namespace rec_sdk {
 namespace {
 
-// Uses four independent chains of comparisons, so that their latencies overlap.
+// Returns the latest timestamp. Four independent chains of comparisons are used, whose latencies overlap.
 int64_t latest_of(const int64_t* times, int64_t count) {
   int64_t latest[4] = {TableClock::kNever, TableClock::kNever, TableClock::kNever, TableClock::kNever};
   int64_t i = 0;
@@ -44,7 +44,7 @@ void advance(Group* group, int32_t t, const Batch& batch, LifecycleLog* log) {
     for_each_piece([&](const Batch::Piece& piece) {
       latest = std::max(latest, latest_of(batch.timestamps + piece.source, piece.end - piece.begin));
     });
-    if (latest <= most_ahead_of(clock)) {  // the common case: no timestamp is rejected
+    if (latest <= most_ahead_of(clock)) {  // in the common case, no timestamp is rejected
       log->most = most_ahead_of(clock);
       clock = latest;
       return;

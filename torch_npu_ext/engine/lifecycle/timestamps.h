@@ -1,5 +1,5 @@
-// The check of timestamps. A single timestamp in milliseconds among others in seconds would advance the clock
-// so far that all ids look old.
+// The check of timestamps. Without it, a single timestamp in milliseconds among others in seconds would
+// advance the clock so far that all ids look old.
 #pragma once
 
 #include <algorithm>
@@ -12,15 +12,16 @@
 
 namespace rec_sdk {
 
-constexpr int64_t kMostAhead = int64_t{10} * 365 * 24 * 60 * 60;  // seconds: ten years
+constexpr int64_t kMostAhead = int64_t{10} * 365 * 24 * 60 * 60;  // ten years in seconds
 
 inline int64_t most_ahead_of(int64_t timestamp) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   return timestamp > kMax - kMostAhead ? kMax : timestamp + kMostAhead;
 }
 
-// Returns the latest timestamp that is accepted while a table has no clock: ten years after the earliest
-// visited timestamp for which at least half of them are not later than that.
+// Returns the latest timestamp that is accepted while the clock of a table has no timestamp. for_each(visit)
+// visits the timestamps of the batch. The result is ten years after one of them: the earliest one with which
+// at least half of them are accepted.
 template <class ForEach>
 int64_t most_at_first(const ForEach& for_each) {
   constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -44,7 +45,7 @@ int64_t most_at_first(const ForEach& for_each) {
   }
 }
 
-// Returns the latest timestamp that is at most `most`, or kNever.
+// Returns the latest visited timestamp that is at most `most`, or kNever if there is none.
 template <class ForEach>
 int64_t latest_up_to(int64_t most, const ForEach& for_each) {
   int64_t latest = TableClock::kNever;
@@ -54,8 +55,9 @@ int64_t latest_up_to(int64_t most, const ForEach& for_each) {
   return latest;
 }
 
-// Advances the timestamps of tables' clocks for a batch. Timestamps more than ten years ahead of the clock
-// are rejected; the log records them, and LifecycleLog::accepted() replaces them by the clock.
+// Advances the clocks of all tables to the latest timestamps of a batch. Timestamps more than ten years ahead
+// of a clock are rejected: the plan's log records them, and LifecycleLog::accepted() replaces them by the
+// time of the clock.
 void advance_timestamps(Group* group, const Batch& batch, PlanBuffers* plan) noexcept;
 
 }  // namespace rec_sdk
