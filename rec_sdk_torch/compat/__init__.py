@@ -1,15 +1,15 @@
 """Compatibility with Rec SDK 26: runs its scripts on CPU, CUDA and NPU.
 
     import rec_sdk_torch.compat                      # first, before Rec SDK's names
-    python -m rec_sdk_torch.compat script.py ...     # or without an edit: a script, or `-m` and a module
+    python -m rec_sdk_torch.compat script.py ...     # or, with no edit to the script (also `-m module`)
 
 Afterwards `torchrec_embcache`, `hybrid_torchrec` and `dynamicemb` (`dynamic_emb` in Rec SDK 2) can be imported;
-`names.py` lists their modules. The changes listed in `adjustments.py` apply: three places of torch and TorchRec
-accept what Rec SDK's patched wheels accept, defaults are Rec SDK's, and processes that the script spawns import compat
-too. Importing it again changes nothing. The porting guide of the docs shows how to port a script.
+`names.py` lists their modules. The import also makes the changes listed in `adjustments.py`: torch and TorchRec accept
+what they accept in Rec SDK's patched wheels, defaults are Rec SDK's, and processes that the script spawns import compat
+too. Importing compat again changes nothing. The porting guide in the docs shows how to port a script.
 
 Raises:
-    ImportError: TorchRec is missing, or a package of these names was imported before.
+    ImportError: TorchRec is missing, or a package with one of these names was imported before.
 """
 
 from . import adjustments as _adjustments

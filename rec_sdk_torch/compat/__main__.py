@@ -1,6 +1,6 @@
-"""Runs an unchanged script that was written for Rec SDK or dynamicemb: its imports get this package's names.
+"""Runs an unchanged script that was written for Rec SDK or dynamicemb, whose modules this package then provides.
 
-`torchrec_embcache`, `hybrid_torchrec` and `dynamicemb` are then modules over cached tables, on CPU, CUDA and NPU.
+The modules `torchrec_embcache`, `hybrid_torchrec` and `dynamicemb` use cached tables on CPU, CUDA and NPU.
 `sys.argv` contains only the script's own arguments, and `__name__` is "__main__". docs/porting.md lists what is
 supported.
 """
@@ -43,9 +43,9 @@ def _find_problem(module: str) -> str:
             return f"{module!r} is a package without __main__"
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # an import of the package failed
+            raise  # the package exists, but one of its own imports failed
         return str(error)
-    except ValueError:  # the module is __main__ itself
+    except ValueError:  # find_spec raises it for __main__ itself
         return ""
     return f"No module named {module!r}" if module_spec is None else ""
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(_PROGRAM, f"there is no script {program[0]!r}; to run a module, put -m before it")
         return BAD_USE
     sys.argv = program
-    sys.path[0] = os.path.dirname(os.path.abspath(program[0]))  # as `python script.py` does
+    sys.path[0] = os.path.dirname(os.path.abspath(program[0]))  # `python script.py` does the same
     runpy.run_path(program[0], run_name="__main__")
     return 0
 

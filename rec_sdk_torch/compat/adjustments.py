@@ -1,4 +1,4 @@
-"""Changes by compat outside its own names:
+"""Changes that importing compat makes to torch, TorchRec and this package:
 
 - TorchRec's `Topology` treats `compute_device="npu"` as a device with its own memory, as in Rec SDK's patched wheel.
 - `torch.ops.load_library` of `libfbgemm_npu_api.so`, Rec SDK's operators, does nothing if the file does not exist,
@@ -52,7 +52,7 @@ def _ignore_missing_operators(load: Callable[[Any], None]) -> Callable[[Any], No
         try:
             load(path)
         except OSError:
-            if os.path.exists(path):  # the file exists but does not load, which the script must not miss
+            if os.path.exists(path):  # the script must see that an existing file cannot be loaded
                 raise
 
     return load_if_present
@@ -64,7 +64,7 @@ def _with_compat(command_line: Callable[..., list[str]]) -> Callable[..., list[s
     @functools.wraps(command_line)
     def with_compat(**kwargs: Any) -> list[str]:
         command = command_line(**kwargs)
-        if "-c" in command:  # not so in a frozen executable
+        if "-c" in command:  # a frozen executable has no "-c"
             program = command.index("-c") + 1
             path = [os.path.abspath(folder) for folder in sys.path]
             command[program] = f"import sys; sys.path[:] = {path!r}; import rec_sdk_torch.compat; {command[program]}"

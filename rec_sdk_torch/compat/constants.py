@@ -5,9 +5,9 @@ import re
 
 
 def release(package: str) -> tuple[int, int, int]:
-    """Returns the first three numbers of a package's version, without suffixes of pre-releases and nightly builds.
+    """Returns the first three numbers of a package's version, without the suffixes of pre-releases and nightly builds.
 
-    Returns (0, 0, 0) if no package of this name is installed; nightly builds may have another name.
+    Returns (0, 0, 0) if no package of this name is installed; nightly builds may use another package name.
     """
     try:
         version = importlib.metadata.version(package)
@@ -40,4 +40,4 @@ MAX_PIPE_N_BATCH = 12
 SAVE_PATH_MAX_LEN = 1024
 """Maximum number of characters of a path; `check_path` here has the same limit."""
 TIMESTAMP_FORMAT = "%Y%m%d%H%M%S"
-"""Format of the folder names of saves; a second save within a second appends microseconds here."""
+"""Format of the folder names of saves; this package appends microseconds for a second save within the same second."""

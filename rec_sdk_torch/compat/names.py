@@ -1,4 +1,4 @@
-"""Import names of Rec SDK and dynamicemb: modules without files, with the contents of `rec_sdk_torch`."""
+"""Import names of Rec SDK and dynamicemb: modules without files, which provide objects of `rec_sdk_torch`."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ _MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
     },
     ".utils": {"enums": "DTYPE_NUM_BYTES torch_to_dyn_emb"},
 }
-"""Modules of dynamicemb; for each the source modules of `rec_sdk_torch.compat.dynamicemb`, with their names."""
+"""Modules of dynamicemb. Each maps the modules of `rec_sdk_torch.compat.dynamicemb` to the names taken from them."""
 _NAMES = _MODULES_OF_REC_SDK | {
     f"{package}{module}": {f"compat.dynamicemb.{source}": names for source, names in sources.items()}
-    for package in ("dynamicemb", "dynamic_emb")  # the latter is Rec SDK 2's
+    for package in ("dynamicemb", "dynamic_emb")  # Rec SDK 2 uses the second name
     for module, sources in _MODULES_OF_DYNAMICEMB.items()
 }
 MODULES = {module: " ".join(sources.values()).split() for module, sources in _NAMES.items()}
@@ -126,13 +126,13 @@ _SOURCES = {
 }
 _PACKAGES = sorted({name.partition(".")[0] for name in MODULES})
 _IMPORT = "_find_and_load_unlocked"
-"""The importlib function that import statements call, but calls that only search for a module do not."""
+"""The importlib function that runs for import statements, but not for calls that only search for a module."""
 
 
 def _is_from_import(frame: types.FrameType) -> bool:
-    """Returns whether a frame executes the import of `x` in `from module import x`.
+    """Returns whether a frame is executing the import of `x` in `from module import x`.
 
-    The statement would replace an AttributeError by an ImportError of its own, with the text "unknown location".
+    Such a statement replaces an AttributeError with its own ImportError, whose text is "unknown location".
     """
     return bool(frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"])
 
@@ -157,7 +157,7 @@ class _Module(types.ModuleType):
 
 
 def _missing_module_message(module: str) -> str:
-    """Returns the error message for a missing module of a package that provides others."""
+    """Returns the error message for a missing module, which lists the modules that its parent package provides."""
     parent = module.rpartition(".")[0]
     beside = [name for name in MODULES if name.rpartition(".")[0] == parent]
     offered = f"it has {', '.join(beside)}" if beside else "it has no submodules"
@@ -192,10 +192,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Makes the modules importable. Installed packages of the same names are not used, with a warning.
+    """Makes the modules importable; warns if packages of the same names are installed, which are then not used.
 
     Raises:
-        ImportError: one of the packages was imported before, so that a script would use parts of both.
+        ImportError: one of the packages was imported before, so a script would mix it with this package.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return

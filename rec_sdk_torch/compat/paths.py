@@ -13,11 +13,11 @@ _CHECKS = {"file_size_min", "file_size_max", "black_dirs", "sensitive_words"}
 
 
 def safe_makedirs(path: str, mode: int = 0o750, exist_ok: bool = True) -> None:
-    """Creates a folder and its missing parents, readable at most by the owner and its group.
+    """Creates a folder and its missing parents, by default without access for users outside the owner's group.
 
     Raises:
         TypeError, ValueError: see `check_path`.
-        FileExistsError: a file of that name exists, or a folder and `exist_ok` is False.
+        FileExistsError: `path` is an existing file, or an existing folder while `exist_ok` is False.
     """
     check_path(path)
     missing = [folder for folder in (Path(path), *Path(path).parents) if not folder.exists()]
@@ -29,10 +29,10 @@ def safe_makedirs(path: str, mode: int = 0o750, exist_ok: bool = True) -> None:
 
 
 def check_path(value: str, need_exist: bool = False, is_dir: bool = False, **kwargs: Any) -> None:
-    """Checks that a path has no property that would make a save or load use another place, or fail later.
+    """Checks a path before a save or load: its length, symbolic links, existence, file size and forbidden parts.
 
-    Rec SDK also rejects system folders, words such as `Key` and folders that others can read. Here only `black_dirs`
-    and `sensitive_words` do so.
+    Rec SDK also rejects system folders, words such as `Key`, and folders that other users can read. This function
+    rejects only the folders and words that the caller passes as `black_dirs` and `sensitive_words`.
 
     Args:
         value: the path.
@@ -43,7 +43,7 @@ def check_path(value: str, need_exist: bool = False, is_dir: bool = False, **kwa
 
     Raises:
         TypeError: `value` is not a string, or a keyword is unknown.
-        ValueError: the path contains a symbolic link, or a check fails; the message names it.
+        ValueError: the path contains a symbolic link, or another check fails; the message names the failed check.
     """
     unknown = kwargs.keys() - _CHECKS
     if unknown:

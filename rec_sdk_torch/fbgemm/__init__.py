@@ -1,4 +1,4 @@
-"""FBGEMM's `SplitTableBatchedEmbeddingBagsCodegen` and its enums over tables of this package.
+"""FBGEMM's `SplitTableBatchedEmbeddingBagsCodegen` and its enums, implemented with this package's tables.
 
 `rec_sdk_torch.compat.fbgemm` provides the same names. Only torch is required; FBGEMM is not imported.
 """

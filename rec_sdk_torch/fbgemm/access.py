@@ -33,7 +33,7 @@ class TableAccess(TableMethods, torch.nn.Module):
 
     @property
     def embedding(self) -> TableBatchedEmbedding:
-        """`tables`, under the attribute name that collections have."""
+        """The table-batched embedding `tables`, under the attribute name that collections use."""
         return self.tables
 
     def _make_ready(self) -> None:
@@ -43,11 +43,11 @@ class TableAccess(TableMethods, torch.nn.Module):
         self._make_ready()
 
     def _first_features(self) -> list[int]:
-        """Returns for each table the first feature that looks it up."""
+        """Returns the index of the first feature that looks up each table."""
         raise NotImplementedError
 
     def _table_parts(self) -> list[dict[str, torch.Tensor]]:
-        """Returns the parts of each table: views or read-only copies."""
+        """Returns the weights and states of each table by name, as views or read-only copies."""
         self._make_ready()
         views = [self.tables.view(table.name) for table in self.tables.tables]
         pairs = zip(views, self._specs, strict=True)
@@ -56,11 +56,11 @@ class TableAccess(TableMethods, torch.nn.Module):
     # ---- weights
 
     def split_embedding_weights(self) -> list[torch.Tensor]:
-        """Returns the weights of each table, `[rows, D]`: views or copies, see the class."""
+        """Returns the weights of each table, `[rows, D]`, as views or copies (see the class)."""
         return [parts["weight"] for parts in self._table_parts()]
 
     def init_embedding_weights_uniform(self, min_val: float, max_val: float) -> None:
-        """Draws all weights from `[min_val, max_val)`; on the CPU the same numbers as FBGEMM."""
+        """Draws all weights uniformly from `[min_val, max_val)`; on the CPU, FBGEMM draws the same numbers."""
         self._make_ready()
         for table, spec in zip(self.tables.tables, self._specs, strict=True):
             if spec.is_resident():
@@ -69,14 +69,14 @@ class TableAccess(TableMethods, torch.nn.Module):
                 fill_uniform(self.tables, table.name, min_val, max_val)
 
     def flush(self) -> None:
-        """Completes copies of rows in progress. Reads of tables return all updates in any case."""
+        """Completes copies of rows that are in progress. Reads of tables include all updates even without this call."""
         self._make_ready()
         with self.tables.exclusive():
             for group in self.tables.groups:
                 group.swap.settle()
 
     def reset_cache_states(self) -> None:
-        """Does nothing but log a line: rows in the cache are never out of date."""
+        """Logs that the call has no effect, because rows in the cache are never out of date."""
         logger.warning("reset_cache_states has no effect: rows of the cache are never out of date")
 
     # ---- states
@@ -84,7 +84,7 @@ class TableAccess(TableMethods, torch.nn.Module):
     def split_optimizer_states(self) -> list[list[torch.Tensor]]:
         """Returns the states of each table in FBGEMM's order, `[rows, D]` or `[rows]`.
 
-        Returns [] for an optimizer without states.
+        Returns [] if the optimizer has no states.
 
         Raises:
             NotImplementedError: the optimizer is NONE.
@@ -100,7 +100,7 @@ class TableAccess(TableMethods, torch.nn.Module):
         ]
 
     def get_optimizer_state(self) -> list[dict[str, torch.Tensor]]:
-        """Returns the states of each table by the names of torch's optimizers, with `iter` if FBGEMM includes it.
+        """Returns the states of each table, named as in torch's optimizers, and `iter` where FBGEMM includes it.
 
         Raises:
             NotImplementedError: the optimizer is NONE.
@@ -121,21 +121,21 @@ class TableAccess(TableMethods, torch.nn.Module):
         self.update_hyper_parameters({"lr": lr})
 
     def get_learning_rate(self) -> float:
-        """Returns the learning rate; 0 with the optimizer NONE."""
+        """Returns the learning rate; 0 if the optimizer is NONE."""
         return float(self._optimizer.options.get("lr", 0.0))
 
     @property
     def iter(self) -> torch.Tensor:
-        """Number of updates, int64 `[1]`; FBGEMM counts forwards."""
+        """Number of updates so far, int64 `[1]`; FBGEMM's counts forward passes instead."""
         return torch.tensor([self._optimizer.step], device="cpu")
 
     def update_hyper_parameters(self, params_dict: Mapping[str, float]) -> None:
         """Sets `lr`, `eps`, `beta1`, `beta2`, `weight_decay` or `lower_bound` for later updates.
 
-        A name that the optimizer does not have is logged and has no effect.
+        A parameter that the optimizer does not use is logged and has no effect.
 
         Raises:
-            NotImplementedError: another name, or the optimizer is NONE; nothing was set.
+            NotImplementedError: the name is none of these, or the optimizer is NONE; nothing is set.
         """
         unknown = sorted(set(params_dict) - _HYPER_PARAMETERS)
         if unknown or self.optimizer is OptimType.NONE:
@@ -162,7 +162,7 @@ class TableAccess(TableMethods, torch.nn.Module):
     # ---- state dicts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns a consistent snapshot of weights and optimizer states.
+        """Returns the weights and optimizer states of one point in time.
 
         The keys are `tables.<table>.weight`, `states.<table>.<FBGEMM's state name>` and `states.iter`.
         """
@@ -183,9 +183,9 @@ class TableAccess(TableMethods, torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Loads this module's keys or FBGEMM's."""
+        """Loads a state dict of this module, or of FBGEMM's module."""
         names = [table.name for table in self.tables.tables]
-        if f"{prefix}weights_placements" in state_dict:  # a state dict of FBGEMM's
+        if f"{prefix}weights_placements" in state_dict:  # only FBGEMM's state dicts have it
             try:
                 from_fbgemm(state_dict, prefix, names, self._specs, self._first_features(), self._optimizer)
             except ValueError as error:

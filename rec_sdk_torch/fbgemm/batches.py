@@ -1,4 +1,4 @@
-"""Conversion of FBGEMM's batches: order of features, batch sizes per feature, repair of invalid offsets."""
+"""Conversion of FBGEMM's batches: feature order, batch sizes per feature, and repair of invalid offsets."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ BatchSizes = Sequence[Sequence[int]]
 
 
 class FeatureOrder:
-    """Mapping between the order of features in a batch and in the tables.
+    """Mapping between the two orders of features: batch order and table order.
 
-    A batch has the order of `feature_table_map`; in the tables, the features of one table are adjacent.
+    Batch order is the order of `feature_table_map`. In table order, the features of one table are adjacent.
 
     Attributes:
         features: number of features of each table.
-        keys, key_array: for each feature in table order, its index in the batch.
+        keys, key_array: index in the batch of each feature, in table order.
         same: whether both orders are the same.
     """
 
     def __init__(self, feature_table_map: Sequence[int] | None, dims: Sequence[int]) -> None:
-        """Computes the orders.
+        """Computes both orders.
 
         Raises:
-            ValueError: a feature without a table, or a table without a feature.
+            ValueError: a feature has no table, or a table has no feature.
         """
         tables = range(len(dims))
         self.map = list(tables if feature_table_map is None else feature_table_map)
@@ -46,7 +46,10 @@ class FeatureOrder:
         self._columns: torch.Tensor | None = None
 
     def column_indices(self, device: torch.device) -> torch.Tensor:
-        """Returns, for each column of the batch's output, its index in the tables' output, int64 `[sum of dims]`."""
+        """Returns the column in the table-order output for each column in the batch-order output.
+
+        The tensor is int64 `[sum of dims]`.
+        """
         if self._columns is None or self._columns.device != device:
             of_key, begin = {}, 0
             for key in self.keys:
@@ -59,7 +62,7 @@ class FeatureOrder:
 class _WriteInto(torch.autograd.Function):
     """Autograd function that writes an output to the caller's memory.
 
-    The memory is not part of the graph, so that the next step may use it again.
+    The memory is not part of the autograd graph, so the caller may reuse it in the next step.
     """
 
     @staticmethod
@@ -76,18 +79,19 @@ class _WriteInto(torch.autograd.Function):
 class VariableBatch:
     """A batch with a batch size for each feature and rank.
 
-    Tables look up a batch of the largest size, where features are padded with empty bags. FBGEMM's output contains, for
-    each rank and each feature, the rows `[b, D]`, flattened and concatenated.
+    The tables look up a padded batch: every feature has the largest batch size, filled up with empty bags. FBGEMM's
+    output contains the rows `[b, D]` of each rank and each feature, flattened and concatenated.
 
     Attributes:
-        batch_size: the largest batch size of a feature, over all ranks together.
+        batch_size: batch size of the padded batch: the maximum over features of a feature's batch size, summed over
+            ranks.
     """
 
     def __init__(self, sizes: BatchSizes, dims: Sequence[int]) -> None:
         """Validates the batch sizes.
 
         Raises:
-            ValueError: the sizes do not fit the features.
+            ValueError: there are not as many sizes as features, or their numbers of ranks differ.
         """
         ranks = {len(of_feature) for of_feature in sizes}
         if len(sizes) != len(dims) or len(ranks) != 1:
@@ -102,14 +106,14 @@ class VariableBatch:
 
     @functools.cached_property
     def _offset_indices(self) -> torch.Tensor:
-        """For each entry of the padded offsets, the index of the batch's own offset."""
+        """Indices into the batch's own offsets, one for each entry of the padded offsets."""
         return padded_offset_indices(self.of_features)
 
     def offsets(self, offsets: torch.Tensor) -> torch.Tensor:
         """Returns the offsets of the padded batch, `[F * B + 1]`.
 
         Raises:
-            ValueError: the number of offsets does not fit the sizes.
+            ValueError: the number of offsets is not the number of bags plus 1.
         """
         bags = int(self.of_features.sum())
         if offsets.numel() != bags + 1:
@@ -119,12 +123,12 @@ class VariableBatch:
         return offsets.index_select(0, self._offset_indices.to(offsets.device))
 
     def feature_bounds(self, offsets: torch.Tensor) -> torch.Tensor:
-        """Returns the start of the lookups of each feature, and the end of the last, `[F + 1]`."""
+        """Returns the index of each feature's first lookup, and the end of the last feature's lookups, `[F + 1]`."""
         ends = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), self.of_features.cumsum(0)])
         return offsets.index_select(0, ends.to(offsets.device))
 
     def output(self, padded: torch.Tensor) -> torch.Tensor:
-        """Returns FBGEMM's flat output from the output of the padded batch, `[B, sum of dims]`."""
+        """Returns FBGEMM's flat output, gathered from `padded`, the padded batch's output `[B, sum of dims]`."""
         return padded.reshape(-1).index_select(0, self._output_indices.to(padded.device))
 
     def write_into(self, output: torch.Tensor, offsets: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
@@ -133,7 +137,7 @@ class VariableBatch:
         The rows of rank r and feature f start at `offsets[r][f]`.
 
         Raises:
-            ValueError: tensors that do not fit the sizes or the output.
+            ValueError: `offsets` or `memory` has a wrong shape, size, data type or device.
         """
         lengths = (self._sizes * torch.tensor(self._dims, device="cpu")[:, None]).t()
         begins = offsets.cpu().long()
@@ -154,7 +158,7 @@ class VariableBatch:
 
     @functools.cached_property
     def _output_indices(self) -> torch.Tensor:
-        """For each element of FBGEMM's flat output, its index in the padded output, int64."""
+        """Indices into the flattened padded output, int64, one for each element of FBGEMM's flat output."""
         width = sum(self._dims)
         begins = (self._sizes.cumsum(1) - self._sizes).tolist()
         sizes, parts = self._sizes.tolist(), [torch.empty(0, dtype=torch.int64, device="cpu")]
@@ -171,10 +175,10 @@ class VariableBatch:
 def mask_weight_gradients(
     weights: torch.Tensor, feature_requires_grad: torch.Tensor, feature_bounds: torch.Tensor
 ) -> torch.Tensor:
-    """Returns per-sample weights without gradient for features whose entry of `feature_requires_grad`, `[F]`, is 0.
+    """Returns the per-sample weights, detached for features whose entry in `feature_requires_grad`, `[F]`, is 0.
 
     Raises:
-        ValueError: the number of entries is not the number of features.
+        ValueError: `feature_requires_grad` does not have one entry per feature.
     """
     if feature_requires_grad.numel() != feature_bounds.numel() - 1:
         raise ValueError(
@@ -191,10 +195,10 @@ def mask_weight_gradients(
 def repair_batch(
     indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] | None:
-    """Returns the batch with offsets repaired as by FBGEMM's bounds check; None if they are valid.
+    """Returns the batch with invalid offsets repaired, as FBGEMM's bounds check does; None if all are valid.
 
-    Offsets are clamped to the number of ids, made non-decreasing, and the last is set to the end. Ids before the first
-    offset are in no bag.
+    The last offset is set to the number of ids; the others are clamped to 0 and that number and made non-decreasing.
+    Ids before the first offset are in no bag and are removed.
     """
     long_offsets = offsets.cpu().long()
     count = indices.numel()

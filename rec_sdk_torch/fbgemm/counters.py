@@ -20,14 +20,14 @@ _COUNTERS = ("batches", "lookups", "unique_rows", "unique_misses")
 
 
 class CountsCache(torch.nn.Module):
-    """Cache counters over training batches; prefetched batches are counted when they are planned."""
+    """Methods of FBGEMM's cache counters. They count training batches; prefetched batches count when planned."""
 
     tables: TableBatchedEmbedding
     record_cache_metrics: RecordCacheMetrics
     gather_uvm_cache_stats: bool
 
     def start_counting(self, record: RecordCacheMetrics, gather: bool) -> None:
-        """Resets all counters to 0 and sets which are recorded."""
+        """Resets this class's counters to 0 and sets which counters are recorded."""
         self.record_cache_metrics = record
         self.gather_uvm_cache_stats = gather
         self._missing_forwards = 0
@@ -35,14 +35,14 @@ class CountsCache(torch.nn.Module):
         self._printed = [0] * len(_COUNTERS)
 
     def _counts(self) -> list[int]:
-        """Returns calls, lookups, distinct rows and misses."""
+        """Returns the numbers of calls, lookups, distinct rows and misses."""
         stats = self.tables.cache_stats()
         calls = stats["batches"] // max(1, len(self.tables.groups))
         return [calls, *(stats[name] for name in _COUNTERS[1:])]
 
     @contextlib.contextmanager
     def count_forward(self) -> Iterator[None]:
-        """Counts the forward inside the context."""
+        """Counts the forward pass that runs inside the context."""
         if not (self.gather_uvm_cache_stats or self.record_cache_metrics.record_cache_miss_counter):
             yield
             return
@@ -52,18 +52,18 @@ class CountsCache(torch.nn.Module):
         self._missing_forwards += self._local[-1] > 0
 
     def get_cache_miss_counter(self) -> torch.Tensor:
-        """Returns the number of forwards with misses, and the number of missing distinct rows, int64 `[2]`.
+        """Returns the number of forward passes with misses, and the number of distinct missing rows, int64 `[2]`.
 
-        Both are 0 without `record_cache_metrics.record_cache_miss_counter`.
+        Both are 0 if `record_cache_metrics.record_cache_miss_counter` is False.
         """
         if not self.record_cache_metrics.record_cache_miss_counter:
             return torch.zeros(2, dtype=torch.int64, device="cpu")
         return torch.tensor([self._missing_forwards, self._counts()[-1]], device="cpu")
 
     def get_table_wise_cache_miss(self) -> torch.Tensor:
-        """Returns the number of missing distinct rows of each table, int64 `[T]`.
+        """Returns the number of distinct missing rows of each table, int64 `[T]`.
 
-        Empty without `record_cache_metrics.record_tablewise_cache_miss`.
+        The tensor is empty if `record_cache_metrics.record_tablewise_cache_miss` is False.
         """
         if not self.record_cache_metrics.record_tablewise_cache_miss:
             return torch.zeros(0, dtype=torch.int64, device="cpu")
@@ -75,13 +75,13 @@ class CountsCache(torch.nn.Module):
             raise RuntimeError("the cache's statistics need gather_uvm_cache_stats=True")
 
     def get_uvm_cache_stats(self, use_local_cache: bool = False) -> torch.Tensor:
-        """Returns FBGEMM's six counters in total, or of the last forward with `use_local_cache`, int64 `[6]`.
+        """Returns FBGEMM's six counters, int64 `[6]`: totals, or with `use_local_cache` those for the last forward.
 
         They are `num_calls`, `num_requested_indices`, `num_unique_indices`, `num_unique_misses`, and two zeros for
         conflicts, which this cache does not have.
 
         Raises:
-            RuntimeError: without `gather_uvm_cache_stats`.
+            RuntimeError: `gather_uvm_cache_stats` is False.
         """
         self._check_gathered()
         return torch.tensor([*(self._local if use_local_cache else self._counts()), 0, 0], device="cpu")
@@ -90,17 +90,19 @@ class CountsCache(torch.nn.Module):
         """Resets all cache counters to 0.
 
         Raises:
-            RuntimeError: without `gather_uvm_cache_stats`.
+            RuntimeError: `gather_uvm_cache_stats` is False.
         """
         self._check_gathered()
         self.tables.reset_cache_stats()
         self.start_counting(self.record_cache_metrics, self.gather_uvm_cache_stats)
 
     def print_uvm_cache_stats(self, use_local_cache: bool = False) -> None:
-        """Logs the counters since the last call, or of the last forward, divided by the number of calls.
+        """Logs the number of calls, and the other counters per call.
+
+        The counters cover the time since the last call of this method, or with `use_local_cache` the last forward.
 
         Raises:
-            RuntimeError: without `gather_uvm_cache_stats`.
+            RuntimeError: `gather_uvm_cache_stats` is False.
         """
         self._check_gathered()
         counts = self._local

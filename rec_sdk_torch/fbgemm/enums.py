@@ -35,12 +35,12 @@ class OptimType(enum.Enum):
     NONE = "none"
 
     def __eq__(self, other: object) -> bool:
-        """Compares by name, so that FBGEMM's own member of the same name is equal."""
+        """Compares by name, so that a member equals FBGEMM's own member of the same name."""
         named = isinstance(other, enum.Enum) and type(other).__name__ in ("EmbOptimType", "OptimType")
         return named and self.name == other.name  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
-        return hash(self.name)  # as enum.Enum does; __eq__ removes the inherited one
+        return hash(self.name)  # same as enum.Enum's, which defining __eq__ removes
 
 
 class SparseType(enum.Enum):
@@ -60,7 +60,7 @@ class SparseType(enum.Enum):
         """Returns torch's dtype.
 
         Raises:
-            ValueError: tables do not support the type.
+            ValueError: tables do not support this data type.
         """
         if self not in _DTYPES:
             raise ValueError(f"{self} has no table here, supported are {[str(known) for known in _DTYPES]}")
@@ -81,7 +81,7 @@ class EmbeddingLocation(enum.IntEnum):
 
 
 class ComputeDevice(enum.IntEnum):
-    """Device of the kernels; CUDA means any accelerator, including an NPU."""
+    """Device that runs the kernels; CUDA means any accelerator, including an NPU."""
 
     CPU = 0
     CUDA = 1
@@ -97,7 +97,7 @@ class PoolingMode(enum.IntEnum):
 
 
 class BoundsCheckMode(enum.IntEnum):
-    """Handling of invalid ids and offsets. V2_ modes select another kernel in FBGEMM, and mean the same here."""
+    """Handling of invalid ids and offsets. V2_ modes, which in FBGEMM select another kernel, have no effect here."""
 
     FATAL = 0
     WARNING = 1
@@ -127,7 +127,7 @@ class WeightDecayMode(enum.IntEnum):
 
 
 class CounterWeightDecayMode(enum.IntEnum):
-    """Weight decay in combination with COUNTER and COWCLIP."""
+    """Kind of weight decay that COUNTER and COWCLIP apply."""
 
     NONE = 0
     L2 = 1
@@ -153,7 +153,7 @@ class LearningRateMode(enum.IntEnum):
 
 
 class GradSumDecay(enum.IntEnum):
-    """Decay of the accumulator, with COUNTER."""
+    """Decay of the sum of squared gradients, with COUNTER."""
 
     NO_DECAY = -1
     CTR_DECAY = 0
@@ -161,7 +161,7 @@ class GradSumDecay(enum.IntEnum):
 
 @dataclass(frozen=True)
 class TailIdThreshold:
-    """Count up to which an id is rare."""
+    """Count up to which an id counts as rare."""
 
     val: float = 0
     is_ratio: bool = False
@@ -237,20 +237,21 @@ class RecordCacheMetrics(NamedTuple):
 
 
 class MultiPassPrefetchConfig(NamedTuple):
-    """Division of a batch's planning into passes, in FBGEMM."""
+    """FBGEMM's division of a prefetch into several passes."""
 
     num_passes: int = 12
     min_splitable_pass_size: int = 6 * 1024 * 1024
 
 
 def member(kind: type[E], option: str, value: object) -> E:
-    """Returns the member of `kind` for a member of `kind`, a member of FBGEMM's enum of that name, or a name.
+    """Returns the member of `kind` that `value` denotes.
 
-    The members of an IntEnum may also be passed as numbers.
+    `value` is a member of `kind`, a member of FBGEMM's enum with the same name as `kind`, or a member's name. For an
+    IntEnum it may also be the number. `option` names the argument in error messages.
 
     Raises:
-        TypeError: `value` has no name.
-        ValueError: `kind` has no such name or number.
+        TypeError: `value` is neither a member nor a name.
+        ValueError: `kind` has no member with this name or number.
     """
     number = as_int(value) if issubclass(kind, enum.IntEnum) and not isinstance(value, enum.Enum) else None
     if number is not None:

@@ -1,4 +1,4 @@
-"""`SplitTableBatchedEmbeddingBagsCodegen`: FBGEMM's constructor and methods over tables of this package."""
+"""`SplitTableBatchedEmbeddingBagsCodegen`: FBGEMM's constructor and methods, implemented with this package's tables."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         options = EmbeddingOptions(
             cache=cache_option(self._specs, configs, self._optimizer, device, *share),
             device=device,
-            seed=torch.initial_seed(),  # not drawn, because FBGEMM's constructor does not change the generator
+            seed=torch.initial_seed(),  # leaves the generator unchanged, as FBGEMM's constructor does
             bounds_check_mode=self.bounds_check_mode.name,
             cache_policy=member(CacheAlgorithm, "cache_algorithm", arguments["cache_algorithm"]).name.lower(),
         )
@@ -188,12 +188,12 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
 
     @property
     def dims(self) -> list[int]:
-        """D of each table."""
+        """Number of columns of each table."""
         return [spec.dim for spec in self._specs]
 
     @property
     def max_D(self) -> int:  # noqa: N802  # FBGEMM's name
-        """The largest of `dims`."""
+        """The maximum of `dims`."""
         return max(self.dims)
 
     @property
@@ -224,24 +224,24 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
 
         Args:
             indices: ids, int32 or int64 `[n]`, ordered by feature, on any device; fastest on the host.
-            offsets: int32 or int64 `[F * B + 1]`, or with a batch size per feature `[sum of them + 1]`.
+            offsets: int32 or int64 `[F * B + 1]`; with batch sizes per feature and rank, `[sum of batch sizes + 1]`.
             per_sample_weights: float32 `[n]`, for pooled tables only.
             feature_requires_grad: `[F]`; per-sample weights of features with 0 get a gradient of 0.
             batch_size_per_feature_per_rank: F lists with a batch size for each rank, for pooled tables only.
-            total_unique_indices: not needed.
-            hash_zch_identities, hash_zch_runtime_meta: None.
-            vbe_output: memory for the output, in `output_dtype`; only with a batch size per feature.
+            total_unique_indices: accepted without effect.
+            hash_zch_identities, hash_zch_runtime_meta: must be None.
+            vbe_output: memory for the output, in `output_dtype`; only with `batch_size_per_feature_per_rank`.
             vbe_output_offsets: start of the rows of each rank and feature in `vbe_output`, int64 `[ranks, F]`.
 
         Returns:
-            Output in `output_dtype`, on the tables' device: `[B, total_D]`; `[n, D]` with pooling_mode NONE. With a
-                batch size per feature a flat tensor: for each rank and each feature its rows `[b, D]`; `vbe_output`,
-                flat, if that is passed.
+            Output in `output_dtype`, on the tables' device: `[B, total_D]`, or `[n, D]` with pooling_mode NONE. With
+                `batch_size_per_feature_per_rank`, a flat tensor of the rows `[b, D]` of each rank and each feature;
+                it is `vbe_output`, flattened, if that is passed.
 
         Raises:
-            IndexError: an id out of range, with bounds_check_mode FATAL.
-            ValueError: invalid offsets, with FATAL and NONE; shapes that do not fit.
-            NotImplementedError: arguments that must be None.
+            IndexError: an id is out of range, and bounds_check_mode is FATAL.
+            ValueError: offsets are invalid, and bounds_check_mode is FATAL or NONE; or shapes do not match.
+            NotImplementedError: an argument that must be None is not None.
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
         """
         if total_unique_indices is not None and "total_unique_indices" not in self._logged:
@@ -255,7 +255,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
             raise ValueError("vbe_output, vbe_output_offsets and batch_size_per_feature_per_rank go together")
         check_batch(indices)
         self._make_ready()
-        self._weighted = per_sample_weights is not None  # plans depend on it, and `prefetch` does not get weights
+        self._weighted = per_sample_weights is not None  # `prefetch` gets no weights, but its plans depend on them
         batch = indices, offsets, per_sample_weights
         if self._average is not None and self.training and torch.is_grad_enabled():
             self._average.before_forward(self.tables, self._optimizer.step + 1)
@@ -298,7 +298,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         return out if variable is None else variable.output(out)
 
     def _lookup_mixed(self, indices: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-        """Looks up a batch in which the features of a table are not adjacent."""
+        """Looks up a batch whose features are not in table order."""
         keys = self._order.key_array
         size = self.tables.batch_size(offsets)
         batch = self.tables.queue.batch(offsets, indices, offsets, size, keys, weights)
@@ -308,14 +308,14 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         return torch.cat([of_features[key] for key in range(len(of_features))])
 
     def _feature_bounds(self, offsets: torch.Tensor, variable: VariableBatch | None) -> torch.Tensor:
-        """Returns the start of the lookups of each feature, and the end of the last, int64 `[F + 1]`."""
+        """Returns each feature's first lookup, and the end of the last feature's lookups, int64 `[F + 1]`."""
         if variable is not None:
             return variable.feature_bounds(offsets).long()
         size = self.tables.batch_size(offsets)
         return offsets[::size].long() if size else offsets.new_zeros(len(self._order.map) + 1).long()
 
     def _variable_batch(self, sizes: BatchSizes) -> VariableBatch:
-        """Returns the padded batch of these sizes, cached from the last call with the same sizes."""
+        """Returns the `VariableBatch` for these sizes; reuses the object of the last call if the sizes are equal."""
         if self.pooling_mode is PoolingMode.NONE:
             raise ValueError("batch_size_per_feature_per_rank needs a pooling_mode other than NONE")
         key = tuple(map(tuple, sizes))
@@ -324,7 +324,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         return self._variable[1]
 
     def _make_ready(self) -> None:
-        """Makes resident tables resident, at the first use and after tables were allocated anew."""
+        """Loads DEVICE and HOST tables whole into the cache, at the first use and whenever tables are reallocated."""
         group = self.tables.groups[0]
         if self._ready_for is None or self._ready_for() is not group:
             names = [table.name for table in self.tables.tables]
@@ -340,15 +340,15 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
     ) -> None:
         """Plans the batch of a later training forward and starts to fetch its missing rows, in another thread.
 
-        The plan is for a batch with per-sample weights if the last forward had some; after a change, the forward plans
-        prefetched batches anew.
+        The plan assumes per-sample weights if the last forward had them. If the assumption is wrong, the forward plans
+        the prefetched batches again.
 
         Args:
-            indices, offsets, batch_size_per_feature_per_rank: see the forward, which finds the plan by the ids.
-            forward_stream: not needed, because copies are ordered by events.
+            indices, offsets, batch_size_per_feature_per_rank: same as for the forward, which finds the plan by the ids.
+            forward_stream: accepted without effect; events order the copies.
 
         Raises:
-            RuntimeError: 16 batches are prefetched already.
+            RuntimeError: 16 batches are already prefetched.
         """
         self._make_ready()
         if batch_size_per_feature_per_rank is not None:

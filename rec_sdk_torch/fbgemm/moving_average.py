@@ -1,4 +1,4 @@
-"""Moving average of EMAINPLACE_ROWWISE_ADAGRAD: the second half of each row follows the first."""
+"""Moving average of EMAINPLACE_ROWWISE_ADAGRAD: the second half of a row is the moving average of the first half."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ ROWS_AT_ONCE = 1 << 16
 class MovingAverage:
     """Moving average within rows: `slow += coefficient * (fast - slow)`.
 
-    `fast` and `slow` are the halves of a row; only `fast` is for the loss. The average moves in the forward before
-    every `step_ema`-th update, from update `step_start` on.
+    `fast` is the first half of a row, `slow` the second; the loss should use only `fast`. The average is updated in
+    the forward before every `step_ema`-th update, from update `step_start` on.
     """
 
     def __init__(self, definition: Any, specs: Sequence[EmbeddingSpec]) -> None:
         """Validates the parameters.
 
         Args:
-            definition: `EmainplaceModeDefinition`, or FBGEMM's class.
+            definition: an `EmainplaceModeDefinition` of this package or of FBGEMM.
             specs: specs of the tables.
 
         Raises:
@@ -43,9 +43,9 @@ class MovingAverage:
             raise ValueError(f"EMAINPLACE_ROWWISE_ADAGRAD divides rows into halves, but tables have odd dims {odd}")
 
     def before_forward(self, tables: TableBatchedEmbedding, number: int) -> None:
-        """Moves the averages of all tables if it is time to.
+        """Updates the averages of all tables if they are due before update `number`.
 
-        `number` is the number of the next update, from 1 on. A second forward before the same update changes nothing.
+        Updates are numbered from 1. A second forward before the same update changes nothing.
         """
         if number % self._every or number < self._start or number == self._moved_at:
             return

@@ -1,4 +1,4 @@
-"""Translation of FBGEMM's optimizers to optimizers of tables."""
+"""Translation of FBGEMM's optimizers and their arguments to `TableOptimizer`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OPTIMIZERS: dict[OptimType, tuple[str, tuple[str, ...]]] = {
 All except NONE use `learning_rate` too.
 """
 HYPER_PARAMETERS = frozenset().union(*(reads for _, reads in _OPTIMIZERS.values()))
-"""Arguments of FBGEMM's constructor that some optimizer uses."""
+"""Arguments of FBGEMM's constructor that at least one optimizer uses."""
 
 _UNSUPPORTED = {
     OptimType.SGD: "FBGEMM no longer supports it: use EXACT_SGD",
@@ -52,15 +52,15 @@ def options_read_by(kind: OptimType) -> tuple[str, ...]:
 
 
 def table_optimizer(kind: OptimType, arguments: Mapping[str, Any]) -> TableOptimizer:
-    """Returns the optimizer of all tables.
+    """Returns the optimizer that all tables use.
 
     Args:
         kind: FBGEMM's optimizer type.
         arguments: arguments of FBGEMM's constructor.
 
     Raises:
-        NotImplementedError: an optimizer, or a mode of one, is not supported; the message says why.
-        TypeError, ValueError: invalid values.
+        NotImplementedError: the optimizer or a mode is not supported; the message gives the reason.
+        TypeError, ValueError: an argument is invalid.
     """
     if kind not in _OPTIMIZERS:
         why = _UNSUPPORTED.get(kind, "FBGEMM's training module does not have it either")
@@ -77,7 +77,7 @@ def table_optimizer(kind: OptimType, arguments: Mapping[str, Any]) -> TableOptim
     elif "weight_decay" in read:
         options["weight_decay"] = arguments["weight_decay"]
     module, _, name = cls_name.rpartition(".")
-    # Tables and saves identify an optimizer by its class name, so the class itself (and TorchRec) is not needed.
+    # Tables and saves identify an optimizer by its class name, so a class with that name is enough, without TorchRec.
     cls = type(name, (), {"__module__": module})
     optimizer = TableOptimizer.create(cls, options, kind.name)
     dtypes = _state_dtypes(arguments["optimizer_state_dtypes"] or {}, optimizer)
@@ -85,10 +85,10 @@ def table_optimizer(kind: OptimType, arguments: Mapping[str, Any]) -> TableOptim
 
 
 def gradient_bound(arguments: Mapping[str, Any]) -> float | None:
-    """Returns the bound for clamping the output's gradient; None for none.
+    """Returns the bound to which the output's gradient is clamped; None if gradients are not clipped.
 
     Raises:
-        ValueError: the bound is not a positive number within float32.
+        ValueError: `max_gradient` is not a positive number in float32's range.
     """
     bound = arguments["max_gradient"]
     if not arguments["gradient_clipping"]:
@@ -101,7 +101,7 @@ def gradient_bound(arguments: Mapping[str, Any]) -> float | None:
 
 
 def _state_dtypes(arguments: Mapping[str, Any], optimizer: TableOptimizer) -> dict[str, torch.dtype]:
-    """Returns the state dtypes by this package's state names, from FBGEMM's names."""
+    """Returns the state dtypes by this package's state names; `arguments` has FBGEMM's state names."""
     names = {theirs: own for own, theirs in state_names(optimizer).items()}
     dtypes = {}
     for name, value in arguments.items():
@@ -115,7 +115,7 @@ def _state_dtypes(arguments: Mapping[str, Any], optimizer: TableOptimizer) -> di
 
 
 def _regularization(kind: OptimType, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of weight decay and bounds of row-wise Adagrad."""
+    """Returns the optimizer's options for `weight_decay_mode` and `max_norm`."""
     mode = member(WeightDecayMode, "weight_decay_mode", arguments["weight_decay_mode"])
     definitions = {
         WeightDecayMode.COUNTER: "counter_based_regularization",

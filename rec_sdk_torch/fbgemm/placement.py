@@ -17,7 +17,7 @@ CACHE_SET_ROWS = 32
 """Number of rows in one of FBGEMM's cache sets."""
 
 ROWS_AT_ONCE = 1 << 20
-"""Number of rows that are moved at a time while a table becomes resident."""
+"""Number of rows that are loaded at a time while a table is made resident."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class EmbeddingSpec:
         return self.location in (EmbeddingLocation.DEVICE, EmbeddingLocation.HOST)
 
     def is_managed(self) -> bool:
-        """Returns whether FBGEMM's kernels read the rows from host memory; here they are cached as far as possible."""
+        """Returns whether FBGEMM's kernels read the rows from host memory; here the device caches all that fit."""
         return self.location is EmbeddingLocation.MANAGED
 
     def is_cached(self) -> bool:
-        """Returns whether a share of the rows is in device memory."""
+        """Returns whether the device caches a configured share of the rows."""
         return self.location is EmbeddingLocation.MANAGED_CACHING
 
 
 def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list[EmbeddingSpec], ComputeDevice]:
-    """Returns the parsed `embedding_specs`, and the compute device that all of them name.
+    """Returns the parsed `embedding_specs`, and the compute device, which must be the same in all of them.
 
     Raises:
-        TypeError, ValueError: invalid specs.
+        TypeError, ValueError: a spec is invalid.
     """
     if not specs:
         raise ValueError("embedding_specs is empty, at least one table is needed")
@@ -71,7 +71,7 @@ def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list
 
 
 def compute_device(kind: ComputeDevice, device: torch.device | str | int | None) -> torch.device:
-    """Returns the device of the tables; CUDA without `device` is torch's accelerator, of any type.
+    """Returns the device of the tables; if `kind` is CUDA and `device` None, torch's accelerator of any type.
 
     Raises:
         RuntimeError: torch has no accelerator.
@@ -89,7 +89,9 @@ def compute_device(kind: ComputeDevice, device: torch.device | str | int | None)
 
 
 def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
-    """Returns unique names of the tables with allowed characters, as close to `names` as possible.
+    """Returns unique, valid table names, derived from `names`; `t0`, `t1`, ... if that is None.
+
+    Invalid characters become underscores, long names are shortened, and a repeated name gets a number.
 
     Raises:
         ValueError: the number of names is not the number of tables.
@@ -100,7 +102,7 @@ def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
         raise ValueError(f"table_names has {len(names)} names for {count} tables")
     result: list[str] = []
     for name in names:
-        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: MAX_NAME_LENGTH - 8] or "t"  # leaves space for a number
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: MAX_NAME_LENGTH - 8] or "t"  # leaves room for the number
         unique, number = plain, 1
         while unique in result:
             unique, number = f"{plain}_{number}", number + 1
@@ -116,7 +118,7 @@ def table_configs(
     precisions: tuple[SparseType, SparseType],
     stochastic_rounding: bool,
 ) -> list[TableConfig]:
-    """Returns the configs of the tables, whose rows are initially zeros as in FBGEMM.
+    """Returns the configs of the tables. Initial weights are 0, as in FBGEMM.
 
     `precisions` are the data types of weights and of cached weights.
     """
@@ -148,13 +150,13 @@ def cache_option(
     sets: int,
     reserved: float,
 ) -> dict[str, int]:
-    """Returns the number of rows of each table in device memory.
+    """Returns the cache size of each table, in rows, by table name.
 
-    Resident tables get all of their rows, MANAGED_CACHING tables the same share of their rows each, and MANAGED tables
-    share the remaining memory: FBGEMM reads their rows from host memory and has no limit.
+    DEVICE and HOST tables cache all of their rows. All MANAGED_CACHING tables cache the same share of their rows.
+    MANAGED tables divide the remaining memory; FBGEMM reads their rows from host memory and needs no cache.
 
     Raises:
-        ValueError: an invalid share.
+        ValueError: `load_factor` is invalid, or no memory is left for a cache.
     """
     records = [spec.rows * record_layout(config, optimizer).bytes for spec, config in zip(specs, configs, strict=True)]
     resident, managed, cached = (
@@ -185,9 +187,9 @@ def cache_option(
 
 
 def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
-    """Loads all rows of these tables into device memory in order: row i of a table is in its slot i.
+    """Loads all rows of the named tables into device memory in order, so that row i is in cache slot i of its table.
 
-    They stay there, because their cache has space for all of them; `TableView.in_place` returns views of them.
+    The rows stay there, because the cache has space for all of them; `TableView.in_place` returns views of them.
     """
     resident = set(names)
     first = 0
@@ -205,7 +207,7 @@ def make_resident(tables: TableBatchedEmbedding, names: Sequence[str]) -> None:
 
 
 def _load_rows(tables: TableBatchedEmbedding, feature: int, begin: int, end: int) -> None:
-    """Looks up rows in training mode, without a backward pass; the bags of the other features are empty."""
+    """Loads rows `begin` to `end` of a feature's table, with a training lookup that has no backward pass."""
     lengths = torch.zeros(tables.num_features + 1, dtype=torch.int64, device="cpu")
     lengths[feature + 1 :] = end - begin
     with torch.inference_mode(False), torch.enable_grad():

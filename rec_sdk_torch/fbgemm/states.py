@@ -1,4 +1,4 @@
-"""Weights and optimizer states of FBGEMM's module: views of resident tables, copies of cached ones, state dicts."""
+"""Weights and optimizer states of FBGEMM's module: read-only copies, initial values and state dicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 class TableCopy(torch.Tensor):
-    """A read-only copy of a table: writing to it raises, because the table would not change."""
+    """A read-only copy of a table. Writing to it raises RuntimeError, because the table would not change."""
 
     @classmethod
     def __torch_function__(
@@ -57,13 +57,13 @@ _HARMLESS = {"requires_grad_", "share_memory_"}
 
 
 def read_only_copy(view: TableView) -> dict[str, torch.Tensor]:
-    """Returns read-only copies of a table in host memory, by part."""
+    """Returns read-only copies of a table's weights and states in host memory, by name."""
     parts = view.read(torch.arange(view.config.num_embeddings, device="cpu")).parts
     return {part: values.as_subclass(TableCopy) for part, values in parts.items()}
 
 
 def fill_uniform(tables: TableBatchedEmbedding, name: str, low: float, high: float) -> None:
-    """Draws a table's weights from torch's CPU generator, in the same order as FBGEMM."""
+    """Draws a table's weights uniformly from torch's CPU generator, in the same order as FBGEMM."""
     view = tables.view(name)
     rows, dim, dtype = view.config.num_embeddings, view.config.embedding_dim, view.config.weight_dtype
     for begin in range(0, rows, ROWS_AT_ONCE):
@@ -73,12 +73,12 @@ def fill_uniform(tables: TableBatchedEmbedding, name: str, low: float, high: flo
 
 
 def states_in_order(optimizer: TableOptimizer) -> list[StateSpec]:
-    """Returns the states of a row in FBGEMM's order."""
+    """Returns the specs of the optimizer's states in FBGEMM's order."""
     return sorted(optimizer.spec.states, key=lambda state: state.name == "sparse_ema")
 
 
 def state_names(optimizer: TableOptimizer) -> dict[str, str]:
-    """Returns FBGEMM's names of the states, by the names of this package, in FBGEMM's order."""
+    """Returns FBGEMM's state names, keyed by this package's state names, in FBGEMM's order."""
     names: dict[str, str] = {}
     for state in states_in_order(optimizer):
         own = state.name in ("prev_iter", "row_counter")
@@ -87,9 +87,9 @@ def state_names(optimizer: TableOptimizer) -> dict[str, str]:
 
 
 def save_states(tables: TableBatchedEmbedding, optimizer: TableOptimizer) -> dict[str, torch.Tensor]:
-    """Returns the optimizer states by FBGEMM's names, such as `<table>.momentum1`, `[rows, D]` or `[rows]`.
+    """Returns the optimizer states of all tables, `[rows, D]` or `[rows]`, and the number of updates.
 
-    The update count is `iter`, int64 `[1]`.
+    Keys are FBGEMM's state names, such as `<table>.momentum1`, and `iter` for the number of updates, int64 `[1]`.
     """
     saved = {}
     for table in tables.tables:
@@ -109,7 +109,7 @@ def _is_rowwise(optimizer: TableOptimizer, name: str) -> bool:
 def load_states(
     tables: TableBatchedEmbedding, optimizer: TableOptimizer, saved: Mapping[str, torch.Tensor]
 ) -> list[str]:
-    """Loads the states that `save_states` returned, all or none; returns the problems found."""
+    """Loads states that `save_states` returned, and returns the problems; loads nothing if there are any."""
     contents, problem = [], step_problem(saved["iter"])
     problems = [f"iter: {problem}"] if problem else []
     problems += [f"{name} {wrong}" for name, value in saved.items() if (wrong := tensor_problem(value))]
@@ -141,10 +141,10 @@ def from_fbgemm(
     first_features: Sequence[int],
     optimizer: TableOptimizer,
 ) -> None:
-    """Replaces FBGEMM's keys in a state dict by the keys of this module.
+    """Replaces FBGEMM's keys in a state dict with the keys of this module.
 
-    FBGEMM's buffers are flat, one for each memory that tables may be in. `<buffer>_placements` contains the memory of a
-    feature's table, and `<buffer>_offsets` its offset in the buffer.
+    FBGEMM stores all tables of one kind of memory in one flat buffer. `<buffer>_placements` contains the kind of memory
+    for each feature's table, and `<buffer>_offsets` the table's offset in the buffer.
 
     Args:
         state_dict: modified in place.
@@ -153,7 +153,7 @@ def from_fbgemm(
         optimizer: optimizer of the tables.
 
     Raises:
-        ValueError: the buffers do not fit the tables.
+        ValueError: the buffers do not have the sizes of the tables.
     """
     keys = {"weights": ("tables.{}.weight", False)}
     keys |= {

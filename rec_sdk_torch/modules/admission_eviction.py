@@ -1,4 +1,4 @@
-"""Rules of admission and eviction, with Rec SDK's configs."""
+"""Configs of the rules of admission and eviction, with Rec SDK's names."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..tbe import TableLifecycle
 class AdmitAndEvictPolicyType(Enum):
     """The kind of rule for admission and eviction of ids.
 
-    NONE: every id is admitted, none is evicted. POLICY_COUNT: by the number of lookups of an id, and its age.
-    POLICY_SHOWCLICK: by a score of shows and clicks.
+    NONE: every id is admitted, none is evicted. POLICY_COUNT: rules use the number of lookups of an id, and its age.
+    POLICY_SHOWCLICK: rules use a score of shows and clicks.
 
     Example:
         >>> from rec_sdk_torch import AdmitAndEvictConfig, AdmitAndEvictPolicyType
@@ -37,9 +37,9 @@ class ShowClickParams:
         alpha: factor of the number of lookups.
         beta: factor of the number of clicks.
         admit_threshold: an id is admitted when its score reaches this value; 0 admits every id.
-        evict_percentage: fraction of the rows, 0 to 1, that is evicted: rows with the lowest decayed scores; 0 evicts
-            none.
-        score_decay: factor of a row's score in each batch that contains it, 0 to 1.
+        evict_percentage: fraction of the rows, 0 to 1, that each eviction removes: the rows with the lowest decayed
+            scores. 0 evicts none.
+        score_decay: factor, 0 to 1, by which a row's score is multiplied in each batch that contains the row.
 
     Raises:
         TypeError: a field is not a number.
@@ -71,26 +71,26 @@ class AdmitAndEvictConfig:
 
     Attributes:
         admit_threshold: POLICY_COUNT admits an id after this many lookups; -1 or None turns it off.
-        not_admitted_default_value: value that every element of the row has for an id that is not admitted. It has no
-            effect without admission.
+        not_admitted_default_value: value of every element that a lookup returns for an id that is not admitted. It has
+            no effect without admission.
         evict_threshold: POLICY_COUNT evicts an id that was not looked up for more than this many seconds; 0 or None
-            turns it off.
+            turns this rule off.
         evict_step_interval: training steps between evictions. It has no effect without eviction.
         showclick_params: parameters of POLICY_SHOWCLICK, which ignores both thresholds.
         policy_type: kind of rule; NONE allows no other rule.
-        evict_idle_steps: evicts an id that was in none of this many latest batches; 0 turns it off.
-        max_rows: maximum number of rows; beyond it, ids with the smallest count (POLICY_COUNT) or score are evicted; 0
-            turns it off.
-        max_bytes: maximum number of bytes of the rows, with the same effect; 0 turns it off.
+        evict_idle_steps: an id that was in none of this many latest batches is evicted; 0 turns this rule off.
+        max_rows: maximum number of rows; beyond it, ids with the smallest count (POLICY_COUNT) or score are evicted. 0
+            means no limit.
+        max_bytes: maximum size of the rows in bytes, with the same effect. 0 means no limit.
         keep_evicted: whether evicted rows are kept for the collection's `take_evicted`.
-        admit_probability: POLICY_COUNT admits an id with this probability in each batch that contains it, instead of
-            `admit_threshold`, and does not count lookups before; None turns it off.
-        evict_norm: evicts an id when the 2-norm of its row's weight is less; 0 turns it off.
-        score_half_life: number of batches after which half of a score remains, for eviction by the smallest score; 0
-            uses counts (POLICY_COUNT) or scores with `score_decay`.
-        sketch_bytes: size of a sketch that counts ids without a row, and never counts too little; 0 uses one exact
-            counter for each id.
-        sketch_depth: number of cells of an id in the sketch, up to 16.
+        admit_probability: used instead of `admit_threshold`: POLICY_COUNT admits an id with this probability in each
+            batch that contains it, and counts no lookups before. None turns this rule off.
+        evict_norm: an id is evicted if the 2-norm of its row's weights is below this value; 0 turns this rule off.
+        score_half_life: number of batches after which a score has decayed to one half; eviction then removes the
+            smallest scores. With 0, eviction uses counts (POLICY_COUNT) or scores with `score_decay`.
+        sketch_bytes: size of a sketch that counts the lookups of ids without a row; it may overestimate a count, but
+            never underestimates it. 0 uses one exact counter for each id instead.
+        sketch_depth: number of the sketch's cells that each id increments, up to 16.
         sketch_halve_after: number of lookups after which the sketch's cells are halved; 0 never halves them.
 
     Raises:
@@ -137,15 +137,15 @@ class AdmitAndEvictConfig:
             raise TypeError(
                 f"AdmitAndEvictConfig: policy_type is {self.policy_type!r}, expected AdmitAndEvictPolicyType"
             )
-        self.table_lifecycle()  # checks that the rules are compatible
+        self.table_lifecycle()  # raises if the rules are incompatible
 
     def is_feature_admit_enabled(self) -> bool:
-        """Returns whether ids have to be admitted before they get a row."""
+        """Returns whether an admission rule is on."""
         lifecycle = self.table_lifecycle()
         return lifecycle is not None and lifecycle.admits
 
     def is_feature_evict_enabled(self) -> bool:
-        """Returns whether ids are evicted."""
+        """Returns whether an eviction rule is on."""
         lifecycle = self.table_lifecycle()
         return lifecycle is not None and bool(lifecycle.eviction or lifecycle.bound)
 

@@ -14,7 +14,7 @@ from ..tbe import Batch, padded_offset_indices
 
 @functools.cache
 def _has_expected_fields() -> bool:
-    """Returns whether JaggedTensor has the expected fields; other releases of TorchRec may store more."""
+    """Returns whether JaggedTensor has exactly the fields set below; other releases of TorchRec may have more."""
     none = torch.empty(0, dtype=torch.int64, device="cpu")
     return list(vars(JaggedTensor(none, lengths=none))) == ["_values", "_weights", "_lengths", "_offsets"]
 
@@ -28,11 +28,11 @@ def _length_error(offsets: torch.Tensor, of_keys: str) -> ValueError:
 
 @dataclass(eq=False, slots=True)
 class Bags:
-    """A batch with one batch size for all keys, as tables look it up.
+    """A batch with one batch size for all keys, the form in which tables look up a batch.
 
     Attributes:
         features: the batch.
-        offsets: int32 or int64 `[K * B + 1]`, padded with empty bags.
+        offsets: int32 or int64 `[K * B + 1]`; keys with fewer than B samples are padded with empty bags.
         size: B, the largest batch size of a key.
         sizes: batch size of each key; None if all keys have B.
     """
@@ -44,10 +44,10 @@ class Bags:
 
     @classmethod
     def of(cls, features: KeyedJaggedTensor, keys: int) -> Bags:
-        """Returns the bags of a batch with `keys` keys.
+        """Returns the bags of a batch that has `keys` keys.
 
         Raises:
-            ValueError: the lengths do not fit the keys.
+            ValueError: the number of lengths does not match the number of keys and their batch sizes.
         """
         offsets = features.offsets()
         if features.variable_stride_per_key():
@@ -72,11 +72,11 @@ class Bags:
     def sequences(
         self, names: Sequence[str], batch: Batch, rows: Sequence[torch.Tensor], need_indices: bool
     ) -> dict[str, JaggedTensor]:
-        """Returns the rows of each output as a JaggedTensor with the lengths of its key.
+        """Returns each output's rows as a JaggedTensor with the lengths of the output's key.
 
         Args:
             names: names of the outputs.
-            batch: the batch of these bags, with all of its lookups.
+            batch: the planner's batch for these bags.
             rows: rows of each output, float32 `[n_f, D]`.
             need_indices: whether ids are returned as weights of the outputs.
         """
@@ -92,13 +92,13 @@ class Bags:
         if not _has_expected_fields():
             return {name: JaggedTensor(part, weight, of_keys[key]) for name, key, part, weight in outputs}
         outputs_by_name: dict[str, JaggedTensor] = {}
-        for name, key, part, weight in outputs:  # skips a constructor of 16 calls, whose checks always pass here
+        for name, key, part, weight in outputs:  # without the constructor, which makes 16 calls
             outputs_by_name[name] = made = _new_jagged(JaggedTensor)
             made._values, made._weights, made._lengths, made._offsets = part, weight, of_keys[key], None
         return outputs_by_name
 
     def check_pooled(self) -> None:
-        """Raises an error if pooled outputs cannot be assigned to samples.
+        """Raises an error if the samples of pooled outputs are not known.
 
         Raises:
             ValueError: keys have different batch sizes, and the batch has no inverse indices.
@@ -115,14 +115,14 @@ class Bags:
 
         Args:
             values: float32 `[B, sum(dims)]`, pooled outputs of bags.
-            dims, keys: D and key index of each output.
+            dims, keys: number of columns, and index of the key, of each output.
 
         Returns:
             float32 `[samples, sum(dims)]`; `values` itself if the batch has no `inverse_indices`.
 
         Raises:
-            ValueError: `inverse_indices` lack the row of a key.
-            IndexError: an index is not a bag of its key (checked on the host only).
+            ValueError: `inverse_indices` have no row for a key.
+            IndexError: an index is out of the range of its key's bags (checked on the CPU only).
         """
         places = self.bags_of_samples([self.features.keys()[key] for key in keys], values.device)
         if places is None:
@@ -138,7 +138,7 @@ class Bags:
         """Returns the bag of each sample, int64 `[samples]` for each of `keys`; None without `inverse_indices`.
 
         Raises:
-            ValueError: `inverse_indices` without a row for each key.
+            ValueError: `inverse_indices` have no row for a key.
         """
         inverse = self.features.inverse_indices_or_none()
         if inverse is None:

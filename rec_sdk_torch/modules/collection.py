@@ -44,7 +44,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
 
     Attributes:
         output_names: names of the outputs, in order.
-        feature_keys: index of the key of each feature of each table in the latest batch, int64 `[F]`.
+        feature_keys: for each feature of each table, the index of its key in the latest batch, int64 `[F]`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         if embedding_optimizer_cls is not None:
             spec_for(embedding_optimizer_cls)
         self.configs = list(configs)
-        # Not a submodule: a state dict would contain its tables twice, since the handles save them.
+        # Not a submodule: the handles save the tables already, so a state dict would contain the tables twice.
         self.__dict__["embedding"] = embedding
         self._feature_names = [name for config in configs for name in feature_names(config)]
         self.names_by_table = self._embedding_names()
@@ -78,7 +78,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         self._fused_optimizer: KeyedOptimizer | None = None
 
     def _embedding_names(self) -> list[list[str]]:
-        """Returns output names by table: the feature's name, or `feature@table` if several tables share the feature."""
+        """Returns each table's output names: the feature's name, or `feature@table` for a feature that tables share."""
         count: dict[str, int] = {}
         for name in self._feature_names:
             count[name] = count.get(name, 0) + 1
@@ -95,7 +95,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         handles = self.table_parameters()
         new = table_optimizers({n: h for n, h in handles.items() if n not in self._table_optimizers})
         for name, optimizer in self._table_optimizers.items():
-            # raises if a second, different optimizer was applied to the table meanwhile
+            # This raises if a different optimizer was applied to the table in the meantime.
             table_optimizers({name: handles[name]})
             share_options(handles[name], optimizer)
         indices = {table.name: index for index, table in enumerate(self.embedding.tables)}
@@ -109,7 +109,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
     @property
     @eager
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The optimizer of the tables as a TorchRec `KeyedOptimizer`; an empty one before an optimizer is applied."""
+        """The optimizer of the tables as a TorchRec `KeyedOptimizer`, which is empty until an optimizer is applied."""
         self.sync_optimizers()
         if self._fused_optimizer is None:
             params = {
@@ -128,10 +128,10 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         """Returns the bags of `features` and the batch for the planner.
 
         Raises:
-            ValueError: a table's feature or the weights are missing; lengths do not fit the keys; a tensor is on the
-                meta device.
+            ValueError: a table's feature or the weights are missing; the number of lengths does not match the keys; or
+                a tensor is on the meta device.
             TypeError: ids are neither int32 nor int64.
-            RuntimeError: the batch is a tracer's stand-in, or the call is inside a function transformed by torch.func.
+            RuntimeError: the batch is a tracer's proxy, or the call is inside a function transformed by torch.func.
         """
         bags = self.checked_bags(features)
         features, weights = bags.features, None
@@ -151,17 +151,17 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         return bags, batch
 
     def id_signals(self, features: KeyedJaggedTensor) -> IdSignals | None:
-        """Returns the id signals of a training batch for the tables' admission and eviction; None if not needed."""
+        """Returns a training batch's clicks and timestamps for admission and eviction; None if no table needs them."""
         if not self._needs_signals or not self.training or not torch.is_grad_enabled():
             return None
         clicks = clicks_of(features) if self._needs_clicks else None
         return IdSignals(None, clicks, timestamps_of(features) if self._needs_timestamps else None)
 
     def checked_bags(self, features: KeyedJaggedTensor) -> Bags:
-        """Returns the bags of a batch, and updates `feature_keys`; for errors see `_make_batch`."""
+        """Returns the bags of a batch and updates `feature_keys`; raises the errors that `_make_batch` lists."""
         if type(features) is not KeyedJaggedTensor:
             features = maybe_td_to_kjt(features, None)
-            # a tracer's stand-in for a batch has every attribute, and is refused later
+            # A tracer's proxy passes this test, because it has every attribute; `check_batch` rejects it.
             if isinstance(features, dict) or not hasattr(features, "keys"):
                 raise TypeError(f"a batch is a {type(features).__name__}, expected a KeyedJaggedTensor")
         keys = features.keys()
@@ -178,16 +178,17 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
 
         The forward finds the plan by itself if it gets `features`, a copy, or the same ids on a device. Forwards must
         run in the order of the `prefetch` calls; results are the same as without prefetching. Nothing is planned before
-        the first training forward, nor in evaluation mode. The ids must not be written to before the forward.
-        `rec_sdk_torch.prefetch` calls this method for a whole model.
+        the first training forward, nor in evaluation mode. The caller must not modify the ids before the forward.
+        `rec_sdk_torch.prefetch` calls this method for every collection of a model.
 
         Args:
             features: the batch.
-            depth: see `rec_sdk_torch.prefetch`: the batch is planned together with at most this many others.
+            depth: maximum number of other batches that are planned together with this one; see
+                `rec_sdk_torch.prefetch`.
 
         Raises:
-            RuntimeError: 16 batches are prefetched already.
-            ValueError: see the forward.
+            RuntimeError: 16 batches are already prefetched.
+            ValueError: the batch is invalid, as in the forward.
         """
         bags = self.checked_bags(features)
         prefetched = Prefetched(
@@ -204,7 +205,7 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
         return prefetched
 
     def forget(self, prefetched: Prefetched | None = None) -> None:
-        """Discards a prefetched batch, or all of them if None: its forward has run or will not run."""
+        """Discards a prefetched batch whose forward has run or will not run; with None, discards all of them."""
         self.embedding.forget(prefetched)
 
     def _match_keys(self, keys: list[str]) -> None:
@@ -219,11 +220,11 @@ class CachedCollection(CollectionMethods, FusedOptimizerModule, TablesModule):
     # ---- methods of torch.nn.Module
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self.embedding._apply(fn)  # first, so that `.half()` is refused before a handle is converted
+        self.embedding._apply(fn)  # first: it rejects `.half()` before a handle is converted
         return super()._apply(fn, recurse)
 
     def train(self, mode: bool = True) -> Any:
-        """Sets training or evaluation mode, as for any module."""
+        """Sets training or evaluation mode of the collection and its tables."""
         self.embedding.train(mode)
         return super().train(mode)
 

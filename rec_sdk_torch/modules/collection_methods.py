@@ -17,10 +17,10 @@ class CollectionMethods(TableMethods):
     """Methods of collections and sharded collections.
 
     Attributes:
-        embedding: the table-batched embedding with the rows; in a sharded collection the rows of this rank.
-        configs: configs of the whole tables, as the user passed them.
+        embedding: the table-batched embedding that holds the rows; in a sharded collection, the rows of this rank.
+        configs: configs of the unsharded tables, as the user passed them.
         names_by_table: output names of each table.
-        handles_name: name of the module that contains the tables' handles.
+        handles_name: name of the submodule that contains the tables' handles.
     """
 
     embedding: TableBatchedEmbedding
@@ -37,14 +37,14 @@ class CollectionMethods(TableMethods):
         return self.names_by_table
 
     def is_weighted(self) -> bool:
-        """Returns whether bags are sums weighted per sample."""
+        """Returns whether each bag is a sum weighted by per-sample weights."""
         return self._is_weighted
 
     def embedding_dim(self) -> int:
-        """Returns D of the tables.
+        """Returns the number of columns, which is the same for all tables.
 
         Raises:
-            ValueError: the tables have different D.
+            ValueError: the tables have different numbers of columns.
         """
         dims = sorted({config.embedding_dim for config in self.configs})
         if len(dims) > 1:
@@ -73,21 +73,21 @@ class CollectionMethods(TableMethods):
     # ---- optimizers
 
     def grad_norm(self, norm_type: float = 2.0, *, local: bool = False) -> GradientNorms:
-        """Returns gradient norms of each table and of all tables together; 0 for tables without a gradient.
+        """Returns the gradient norm of each table and of all tables together; 0 for tables without a gradient.
 
-        With `update="step"` these are norms of the pending gradients. With `update="backward"`, after
-        `count_grad_norms()`, they are norms of the gradients of the last update, see `counted_norms`. For sharded
+        With `update="step"` these are norms of the pending gradients. With `update="backward"`, they are norms of the
+        gradients of the last update, which `count_grad_norms()` must have enabled; see `counted_norms`. For sharded
         tables the norms cover the rows of all ranks, and all ranks must call this method. The host waits for the
         device.
 
         Args:
-            norm_type: p of the p-norm; `float("inf")` is the largest absolute element. With `update="backward"`: 2 or
-                infinity.
-            local: covers only the rows of this rank; other ranks need not call the method then.
+            norm_type: p of the p-norm; `float("inf")` returns the largest absolute value. With `update="backward"`, 2
+                or infinity.
+            local: whether the norms cover only the rows of this rank; other ranks need not call the method then.
 
         Raises:
-            RuntimeError: gradients are used up in the backward pass, and their norms are not counted.
-            ValueError: another norm than 2 and infinity, with `update="backward"`.
+            RuntimeError: with `update="backward"`, `count_grad_norms()` was not called.
+            ValueError: with `update="backward"`, `norm_type` is neither 2 nor infinity.
         """
         handles, at_step = self.table_parameters(), self.embedding.options.updates_at_step
         own = pending_norms(handles, norm_type) if at_step else self.counted_norms(norm_type)
@@ -104,17 +104,17 @@ class CollectionMethods(TableMethods):
     # ---- rows and batches
 
     def reset_parameters(self) -> None:
-        """Draws all rows anew, resets optimizer states, removes all ids of hash tables and clears accumulation buffers.
+        """Resets all tables: initial weights and optimizer states, no ids in hash tables, empty accumulation buffers.
 
-        The weights are a function of seed, table name and id, so they are the initial weights again, except with an
-        `init_fn`. All ranks should call it.
+        Initial weights are a function of seed, table name and id, so they are the same as before, except with an
+        `init_fn`. Pending gradients are discarded. All ranks should call this method.
 
         Raises:
             RuntimeError: batches in flight use rows.
         """
         layout = self.embedding.layout
         if not layout.built:
-            return  # rows are drawn at the first use
+            return  # the first use will draw the rows
         self.sync_optimizers()
         with self.exclusive():
             layout.discard_gradients()
@@ -123,7 +123,7 @@ class CollectionMethods(TableMethods):
             layout.fill(layout)
 
     def wait_for_plans(self) -> None:
-        """Blocks until all prefetched batches that can be planned now are planned."""
+        """Blocks until every prefetched batch that can be planned now is planned."""
         self.embedding.queue.wait()
 
 
@@ -142,7 +142,7 @@ class SequenceTables:
         return [config for config in self.configs if isinstance(config, EmbeddingConfig)]
 
     def need_indices(self) -> bool:
-        """Returns whether outputs carry their ids as weights."""
+        """Returns whether the outputs contain the looked-up ids, as their weights."""
         return self._need_indices
 
 

@@ -20,7 +20,7 @@ from ..tbe import InitFn, InitializerType, Pooling, TableConfig, TableLifecycle
 from .admission_eviction import AdmitAndEvictConfig
 from .defaults import config_defaults, hashes_torchrec_configs, warn_changed_default
 
-# `@` joins a shared feature's name with its table's.
+# `@` is reserved: it separates feature and table in the output name of a shared feature.
 _FEATURE_NAME = re.compile(r"[^\s@]+")
 
 
@@ -35,12 +35,12 @@ class _HashTableFields:
     is_incremental: bool = False
 
     def __post_init__(self) -> None:
-        """Leaves `init_fn` unset, because TorchRec's method fills it in and hides whether the user set it."""
+        """Leaves `init_fn` unset; TorchRec's method would fill it in and hide whether the user set it."""
 
 
 @dataclass
 class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
-    """Config of a hash table for sequences: ids are any int64, rows are in host memory, hot rows in the device cache.
+    """Config of a hash table for sequences. Ids are any int64; rows are in host memory, hot rows in the device cache.
 
     The fields and errors are the same as in `EmbCacheEmbeddingBagConfig`, except that there is no `pooling`.
 
@@ -54,29 +54,30 @@ class EmbCacheEmbeddingConfig(_HashTableFields, EmbeddingConfig):
 
 @dataclass
 class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
-    """Config of a hash table for bags: ids are any int64, rows are in host memory, hot rows in the device cache.
+    """Config of a hash table for bags. Ids are any int64; rows are in host memory, hot rows in the device cache.
 
     Attributes:
-        num_embeddings: expected number of ids, at least 1. It sizes the cache and the planner, determines the default
-            range of initial weights, and is not a limit.
-        embedding_dim: D, number of columns, 1 to 4096.
+        num_embeddings: expected number of ids, at least 1. It is not a limit: it determines the size of the cache and
+            of the planner, and the default range of initial weights.
+        embedding_dim: D, the number of columns, 1 to 4096.
         name: table name: 1 to 100 letters, digits and underscores, unique in its collection.
         feature_names: keys of the batch that look up the table.
         data_type: data type of the weights: `DataType.FP32`, `FP16` or `BF16`.
         pooling: pooling of a bag: `PoolingType.SUM` or `MEAN`.
         weight_init_min: minimum initial weight. None: -sqrt(1 / num_embeddings), or for TRUNCATED_NORMAL two standard
             deviations below the mean.
-        weight_init_max: maximum initial weight. None: likewise, above.
-        weight_init_mean: mean of a TRUNCATED_NORMAL.
-        weight_init_stddev: standard deviation of a TRUNCATED_NORMAL.
+        weight_init_max: maximum initial weight. None: sqrt(1 / num_embeddings), or for TRUNCATED_NORMAL two standard
+            deviations above the mean.
+        weight_init_mean: mean for TRUNCATED_NORMAL.
+        weight_init_stddev: standard deviation for TRUNCATED_NORMAL.
         initializer_type: LINEAR, UNIFORM or TRUNCATED_NORMAL, see `InitializerType`. None: UNIFORM; LINEAR under
             `rec_sdk_torch.compat`.
-        init_fn: function that fills blocks of new rows `[n, D]` in place instead. Initial weights then depend on the
-            order in which ids are first looked up.
+        init_fn: function that fills a block of new rows `[n, D]` in place, instead of an initializer. Initial weights
+            then depend on the order in which ids are first looked up.
         admit_and_evict_config: rules for admission and eviction: Rec SDK's `AdmitAndEvictConfig`, or a `TableLifecycle`
             of `rules`. None or the default: every id gets a row and keeps it.
-        is_incremental: whether rows record when they last changed, which `Saver.save(incremental=True)` needs; takes 8
-            to 10 bytes per row.
+        is_incremental: whether each row records when it last changed, which `Saver.save(incremental=True)` needs; it
+            takes 8 to 10 bytes per row.
 
     Other fields of TorchRec's config must keep their defaults.
 
@@ -105,8 +106,8 @@ class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
     The fields are the same as in `EmbCacheEmbeddingBagConfig`, except:
 
     Attributes:
-        num_embeddings: capacity of the table; one more id raises `CapacityError`.
-        initializer_type: None is UNIFORM, also under `rec_sdk_torch.compat`.
+        num_embeddings: capacity of the table; an id beyond it raises `CapacityError`.
+        initializer_type: None means UNIFORM, also under `rec_sdk_torch.compat`.
 
     Example:
         >>> from rec_sdk_torch import HashEmbeddingBagConfig
@@ -115,7 +116,7 @@ class HashEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
 
 
 def _user_init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
-    """Returns the user's `init_fn`; None if TorchRec filled it in, which is the same as UNIFORM."""
+    """Returns the user's `init_fn`; None if TorchRec filled in its own, which draws the same range as UNIFORM."""
     fn: InitFn | None = config.init_fn
     if isinstance(fn, functools.partial) and fn.func is torch.nn.init.uniform_ and not fn.args:
         return None if fn.keywords == {"a": config.get_weight_init_min(), "b": config.get_weight_init_max()} else fn
@@ -123,11 +124,11 @@ def _user_init_fn(config: BaseEmbeddingConfig) -> InitFn | None:
 
 
 def feature_names(config: BaseEmbeddingConfig) -> list[str]:
-    """Returns the features of a table: `feature_names`, or if that is empty one with the table's name, as in TorchRec.
+    """Returns the features of a table: `feature_names`, or if it is empty, one feature named after the table.
 
     Raises:
         TypeError: `feature_names` is not a list, for example a single string.
-        ValueError: a name is empty, has spaces or `@`, or occurs twice.
+        ValueError: a name is empty, contains spaces or `@`, or occurs twice.
     """
     if isinstance(config.feature_names, str) or not isinstance(config.feature_names, Iterable):
         raise TypeError(
@@ -143,7 +144,7 @@ def feature_names(config: BaseEmbeddingConfig) -> list[str]:
 
 
 def _initializer(config: BaseEmbeddingConfig, *, cached: bool) -> InitializerType:
-    """Returns the initializer of a config, or the default of its kind of table, with a warning once per process."""
+    """Returns a config's initializer; without one, warns once per process and returns the table kind's default."""
     name, initializer = config.name, getattr(config, "initializer_type", None)
     if initializer is None:
         if config.init_fn is None and isinstance(config, _HashTableFields):
@@ -155,14 +156,14 @@ def _initializer(config: BaseEmbeddingConfig, *, cached: bool) -> InitializerTyp
 
 
 def table_config(config: BaseEmbeddingConfig, *, capacity: bool = False) -> TableConfig:
-    """Returns the `TableConfig` of a collection's config, which is not changed.
+    """Returns the `TableConfig` for a collection's config, which is not changed.
 
-    A config of this module makes a hash table, TorchRec's own an index table (under compat a hash table too).
-    `capacity` makes `num_embeddings` a hash table's limit, as in `HashEmbeddingBagCollection`.
+    A config class of this module defines a hash table; TorchRec's own class defines an index table, or under compat
+    also a hash table. `capacity` makes `num_embeddings` a hash table's limit, as in `HashEmbeddingBagCollection`.
 
     Raises:
-        ValueError, TypeError: an invalid field; the message names table and field.
-        NotImplementedError: an unsupported feature.
+        ValueError, TypeError: a field is invalid; the message names table and field.
+        NotImplementedError: a feature is not supported.
     """
     _check_fields_without_effect(config)
     hashed = hashes_torchrec_configs() or isinstance(config, _HashTableFields)

@@ -1,9 +1,9 @@
 """A patch of torch's DistributedDataParallel that makes it ignore tables.
 
-A table's parameter never gets a gradient, and has the attributes of an optimizer in backward. DistributedDataParallel
-would wait for the gradient, and would stop reducing dense gradients because of the attributes. It has a list of
-parameter names to ignore, but reads it from the wrapped module, which a collection inside does not know. So its
-constructor is wrapped, when the first collection is created.
+A table's parameter never gets a gradient, and it has the attributes of an optimizer in backward. Without the patch,
+DistributedDataParallel would wait for the gradient and, because of the attributes, would stop reducing dense gradients.
+It accepts a list of parameter names to ignore, but only as an attribute of the wrapped module, to which a collection
+inside has no access. So creating the first collection wraps the constructor of DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IGNORED = "_ddp_params_and_buffers_to_ignore"
 
 
 def exclude_tables() -> None:
-    """Makes every DistributedDataParallel that is created from now on ignore the tables of its module."""
+    """Makes every DistributedDataParallel created from now on ignore the tables inside its module."""
     construct = DistributedDataParallel.__init__
     if is_ours(construct):
         return

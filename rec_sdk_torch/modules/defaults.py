@@ -1,4 +1,4 @@
-"""Defaults for what a table's config leaves open; `rec_sdk_torch.compat` switches to Rec SDK's defaults."""
+"""Defaults for fields that a table's config does not set; `rec_sdk_torch.compat` switches to Rec SDK's defaults."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class ConfigDefaults:
 
     Attributes:
         torchrec_configs_hashed: whether TorchRec's own configs create hash tables instead of index tables.
-        cached_range: range of initial weights of cached hash tables without min or max in the config; None:
-            `TableConfig`'s.
-        cached_initializer: initializer of cached hash tables without `initializer_type` in the config.
-        warns_changed_default: whether the next config without `initializer_type` warns that the default has changed.
+        cached_range: range of initial weights of a cached hash table whose config has no min or max; None for the
+            default of `TableConfig`.
+        cached_initializer: initializer of a cached hash table whose config has no `initializer_type`.
+        warns_changed_default: whether the next config without `initializer_type` logs a warning that the default has
+            changed.
     """
 
     torchrec_configs_hashed: bool = False
@@ -43,7 +44,7 @@ def hashes_torchrec_configs() -> bool:
 
 @contextlib.contextmanager
 def torchrec_configs_as_index() -> Iterator[None]:
-    """Makes TorchRec's own configs create index tables inside the context, for TorchRec's own collections."""
+    """Makes TorchRec's own configs create index tables inside the context; used to convert TorchRec's collections."""
     token = _AS_INDEX.set(True)
     try:
         yield

@@ -22,7 +22,7 @@ HomeOption: TypeAlias = Home | str | Mapping[str, Home | str]
 
 
 def _option_by_table(option: str, value: Any, tables: Sequence[BaseEmbeddingConfig]) -> Mapping[str, Any]:
-    """Returns an option as a dict by table name, from one value for all tables or a dict.
+    """Returns an option by table name; `value` is a dict, or one value for all tables.
 
     Raises:
         ValueError: the dict names an unknown table.
@@ -49,7 +49,7 @@ def _make_embedding(
 ) -> TableBatchedEmbedding:
     """Creates the table-batched embedding of a collection, whose configs must be of the class `kind`.
 
-    `of_tables` are fields of `TableConfig` that all tables get.
+    `of_tables` contains fields of `TableConfig` that are set for all tables.
     """
     check_config_class(tables, kind, type(collection).__name__, capacity=capacity)
     paddings, homes = _option_by_table("padding_idx", padding_idx, tables), _option_by_table("home", home, tables)
@@ -62,7 +62,7 @@ def _make_embedding(
         )
         for table in tables
     ]
-    # TorchRec's own configs have no is_incremental: their tables follow the other tables of the collection.
+    # TorchRec's own configs have no is_incremental, so their tables track changes if another table does.
     if any(config.track_changes for config in configs):
         has_option = [hasattr(table, "is_incremental") for table in tables]
         configs = [c if has else replace(c, track_changes=True) for c, has in zip(configs, has_option, strict=True)]
@@ -70,7 +70,7 @@ def _make_embedding(
 
 
 class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCollectionInterface):
-    """Collection that looks up a row for each id, with all rows in host memory and a cache on the device.
+    """Collection that returns a row for each id. All rows are in host memory; a cache on the device holds hot rows.
 
     It replaces TorchRec's `EmbeddingCollection`. Rows and cache are allocated at the first use. In training mode a
     forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
@@ -78,9 +78,9 @@ class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCol
     Arguments and errors are the same as for `EmbCacheEmbeddingBagCollection`, except:
 
     Args:
-        tables: configs. `EmbCacheEmbeddingConfig` makes a hash table, whose ids are any int64; TorchRec's
-            `EmbeddingConfig` makes an index table, whose ids are 0 to `num_embeddings - 1`.
-        need_indices: whether outputs carry their ids as weights; there is no `is_weighted`.
+        tables: configs of the tables. `EmbCacheEmbeddingConfig` defines a hash table, whose ids are any int64;
+            TorchRec's `EmbeddingConfig` defines an index table, whose ids are 0 to `num_embeddings - 1`.
+        need_indices: whether the outputs contain the looked-up ids, as their weights; there is no `is_weighted`.
 
     Example:
         >>> import torch
@@ -137,11 +137,11 @@ class EmbCacheEmbeddingCollection(SequenceTables, CachedCollection, EmbeddingCol
         """Looks up every feature.
 
         Args:
-            features: ids int32 or int64, fastest on the host; features that no table has are ignored. Keys may have
+            features: ids, int32 or int64, fastest on the host; features that no table uses are ignored. Keys may have
                 different batch sizes; inverse indices are ignored, as in TorchRec.
 
         Returns:
-            Dict by embedding name: values float32 `[n_f, D]` with the feature's lengths.
+            A JaggedTensor for each output name, with values float32 `[n_f, D]` and the feature's lengths.
         """
         bags, batch = self._make_batch(features, weighted=False)
         parts = self.embedding.lookup_features(batch)
@@ -168,12 +168,12 @@ class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionIn
         """Looks up and pools every feature.
 
         Args:
-            features: ids int32 or int64, fastest on the host; weights if the collection is weighted; features that no
-                table has are ignored. Keys may have different batch sizes, with inverse indices.
+            features: ids, int32 or int64, fastest on the host, with weights if the collection is weighted; features
+                that no table uses are ignored. Keys may have different batch sizes if there are inverse indices.
 
         Returns:
-            Values float32 `[B, sum of the features' dims]`, keys in table order. With inverse indices, B is their
-            number of samples.
+            A KeyedTensor with values float32 `[B, sum of the features' dims]` and keys in table order. With inverse
+            indices, B is the number of samples in them.
         """
         bags, batch = self._make_batch(features, weighted=self._is_weighted)
         dims = self.embedding.feature_dims
@@ -184,16 +184,16 @@ class _PooledCollection(PooledTables, CachedCollection, EmbeddingBagCollectionIn
 
 
 class EmbCacheEmbeddingBagCollection(_PooledCollection):
-    """Collection that pools the rows of bags of ids, with all rows in host memory and a cache on the device.
+    """Collection that pools the rows of each bag. All rows are in host memory; a cache on the device holds hot rows.
 
     It replaces TorchRec's `EmbeddingBagCollection`. Rows and cache are allocated at the first use. In training mode a
     forward needs an optimizer (`apply_optimizer_in_backward`), and its backward pass updates the rows.
 
     Args:
-        tables: configs. `EmbCacheEmbeddingBagConfig` makes a hash table, whose ids are any int64; TorchRec's
-            `EmbeddingBagConfig` makes an index table, whose ids are 0 to `num_embeddings - 1`.
-        world_size: number of ranks whose batches share one cache. This and the next two arguments only affect a cache
-            size that is derived.
+        tables: configs of the tables. `EmbCacheEmbeddingBagConfig` defines a hash table, whose ids are any int64;
+            TorchRec's `EmbeddingBagConfig` defines an index table, whose ids are 0 to `num_embeddings - 1`.
+        world_size: number of ranks whose batches share one cache. This argument, `batch_size` and `multi_hot_sizes`
+            have an effect only if `cache` is None.
         batch_size: samples per batch of one rank; larger batches are allowed. None: a batch counts as one row.
         multi_hot_sizes: ids per sample of each table. None: one for each of its features.
         is_weighted: whether bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
@@ -201,8 +201,8 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         device: device of the cache, such as `"cuda"` or `"npu:0"`. None: torch's default device.
         embedding_optimizer_cls: the only optimizer class that may be applied; None: any.
         cache: size of the device cache. None: derived from free memory; an int: rows of each table; a float in (0, 1]:
-            fraction of `num_embeddings`; a string such as `"2GiB"`: device memory for all tables; a dict: one of these
-            by table name.
+            fraction of `num_embeddings`; a string such as `"2GiB"`: device memory for all tables together; a dict: one
+            of these values by table name.
         seed: seed of the initial weights, which are a function of seed, table name and id. None: drawn from torch's
             generator.
         bounds_check_mode: handling of an id outside an index table: `"fatal"` raises IndexError, `"warning"` reads row
@@ -210,11 +210,11 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         check_finite: handling of a NaN or infinite gradient: `"off"` ignores it, `"warn"` warns, `"raise"` raises a
             FloatingPointError before any row changes.
         cache_policy: policy that chooses victims of a full cache, see docs/cache.md. Results are the same.
-        update: time of row updates: in the `"backward"` pass, or at `"step"`, that is `fused_optimizer.step()`.
-        host_store: folder for the rows, as memory-mapped files; None: they are in host memory.
+        update: when rows are updated: in the `"backward"` pass, or at the `"step"`, which is `fused_optimizer.step()`.
+        host_store: folder whose memory-mapped files hold the rows; None: the rows are in host memory.
         stochastic_rounding: whether updates round 16-bit weights up or down at random, without bias.
         cache_dtype: data type of the weights in the cache: torch.float32, float16 or bfloat16; None: the table's.
-        padding_idx: padding id of all tables, or a dict by table name: such an id has no row and no gradient.
+        padding_idx: padding id of all tables, or a dict by table name. A padding id has no row and no gradient.
         home: rule by which ranks own the rows of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; for
             all tables, or a dict by table name.
 
@@ -277,13 +277,13 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
 
 
 class HashEmbeddingBagCollection(_PooledCollection):
-    """Collection that pools the rows of bags of ids, with all rows in device memory.
+    """Collection that pools the rows of each bag, with all rows in device memory.
 
-    An id is any int64. `num_embeddings` is the capacity of a table; one more id raises `CapacityError`. Initial weights
-    depend on a seed that is drawn from torch's generator.
+    An id is any int64. `num_embeddings` is the capacity of a table; an id beyond it raises `CapacityError`. Initial
+    weights depend on a seed that is drawn from torch's generator.
 
     Args:
-        tables: configs: `HashEmbeddingBagConfig`, or another `EmbeddingBagConfig`.
+        tables: configs of the tables: `HashEmbeddingBagConfig`, or another `EmbeddingBagConfig`.
         is_weighted: whether bags are sums weighted by the batch's weights, float `[n]`, which may require grad.
         device: device of the rows, such as `"cuda"` or `"npu:0"`. None: torch's default device.
 

@@ -1,8 +1,8 @@
-"""A patch of torch's `quantize_dynamic`, also used by TorchRec's `quantize_embeddings`, that refuses tables.
+"""A patch that makes torch's `quantize_dynamic` and TorchRec's `quantize_embeddings` reject models with tables.
 
-Both replace modules of the given classes, and would silently leave tables unquantized. Quantization of dense modules
-alone continues to work. Only the function that `quantize_dynamic` calls is wrapped, because programs import
-`quantize_dynamic` by name. The patch is installed when the first collection is created.
+Both functions replace modules of the classes passed to them, and would silently leave tables unquantized. Quantization
+of dense modules alone continues to work. The patch wraps a function that `quantize_dynamic` calls, because programs
+may have imported `quantize_dynamic` itself by name. It is installed when the first collection is created.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag, EmbeddingBagCollection
 
 @functools.cache
 def refuse_quantization() -> None:
-    """Makes quantization of embeddings raise for models with tables; installs the patch once."""
+    """Makes quantization of embeddings raise an error for models with tables; installs the patch once."""
     after_import("torch.ao.quantization.quantize", _wrap)
 
 

@@ -11,7 +11,7 @@ from .enums import DynamicEmbInitializerArgs
 
 
 class Counter(abc.ABC):
-    """Interface of users' counters for dynamicemb; tables here count in the engine, see `KVCounter`."""
+    """Interface of counters that users write for dynamicemb. Tables accept only `KVCounter`, counted by the engine."""
 
     @abc.abstractmethod
     def add(self, keys: torch.Tensor, frequencies: torch.Tensor, inplace: bool) -> torch.Tensor:
@@ -23,7 +23,7 @@ class Counter(abc.ABC):
 
     @abc.abstractmethod
     def memory_usage(self, mem_type: Any = None) -> int:
-        """Returns the memory in bytes."""
+        """Returns the memory that the counter uses, in bytes."""
 
     @abc.abstractmethod
     def load(self, key_file: str, counter_file: str) -> None:
@@ -35,17 +35,17 @@ class Counter(abc.ABC):
 
 
 class KVCounter:
-    """Option that makes a table count ids that are not admitted yet, in the engine."""
+    """Option of a table: the engine counts lookups of ids that are not admitted yet."""
 
     def __init__(self, capacity: int, bucket_capacity: int = 1024, key_type: torch.dtype = torch.int64) -> None:
-        """Stores dynamicemb's arguments; here at most as many ids are counted as the table may have rows."""
+        """Stores dynamicemb's arguments, without effect: the bound of a table's rows also bounds its counted ids."""
         self.capacity = capacity
         self.bucket_capacity = bucket_capacity
         self.key_type = key_type
 
 
 class AdmissionStrategy(abc.ABC):
-    """Interface of users' admission strategies for dynamicemb."""
+    """Interface of admission strategies that users write for dynamicemb."""
 
     @abc.abstractmethod
     def admit(self, keys: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
@@ -53,11 +53,11 @@ class AdmissionStrategy(abc.ABC):
 
     @abc.abstractmethod
     def get_initializer_args(self) -> DynamicEmbInitializerArgs | None:
-        """Returns the values that keys without a row are read as."""
+        """Returns the weights that a lookup returns for keys without a row."""
 
 
 class FrequencyAdmissionStrategy(AdmissionStrategy):
-    """Strategy that admits ids after `threshold` lookups; other ids are read as `initializer_args` describes.
+    """Strategy that admits an id after `threshold` lookups; until then, `initializer_args` defines its weights.
 
     Raises:
         ValueError: `threshold` is negative.

@@ -1,8 +1,9 @@
-"""CUDA names in scripts of dynamicemb, which mean the NPU or the CPU if there is no CUDA:
+"""Redirection of CUDA names in dynamicemb's scripts to the NPU or the CPU, on machines without CUDA:
 
 - `torch.device("cuda:0")`, `.cuda()` of tensors and modules, and `set_device`, `current_device`, `device_count`,
   `synchronize` of `torch.cuda`;
-- the backend `nccl`, which becomes hccl or gloo, and `device_ids` of `torch.distributed.barrier`.
+- the backend `nccl`, which is replaced by hccl or gloo, and `device_ids` of `torch.distributed.barrier`, which is
+  ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _DEVICE = torch.device
 
 
 def _target_device_type() -> str | None:
-    """Returns the device type that CUDA names stand for; None if CUDA is available."""
+    """Returns the device type that replaces CUDA: "npu" or "cpu"; None if CUDA is available."""
     if torch.cuda.is_available():
         return None
     npu = getattr(torch, "npu", None)
@@ -28,7 +29,7 @@ def _target_device_type() -> str | None:
 
 
 class _Devices(type):
-    """Metaclass that makes `isinstance(device, torch.device)` true for all devices."""
+    """Metaclass of the replaced `torch.device`, so that `isinstance` and `issubclass` still accept real devices."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _DEVICE)
@@ -38,7 +39,7 @@ class _Devices(type):
 
 
 def _parse_device(kind: str, *args: Any, **kwargs: Any) -> torch.device:
-    """Returns the device for the arguments of `torch.device`, with `kind` instead of CUDA."""
+    """Returns the device that `torch.device` would create from these arguments, with `kind` instead of CUDA."""
     device = _DEVICE(*args, **kwargs)
     if device.type != "cuda":
         return device
@@ -57,14 +58,14 @@ def install() -> None:
         return
     parse = functools.partial(_parse_device, kind)
     namespace = {"__new__": lambda cls, *args, **kwargs: parse(*args, **kwargs), "__module__": "torch"}
-    # Devices are pickled by their text, because pickle would look up the replaced class by its name.
+    # Devices are pickled as strings, because pickle would find the replacement class under the name torch.device.
     copyreg.pickle(_DEVICE, lambda device: (_rebuild_device, (str(device),)))
     torch.device = _Devices("device", (), namespace)  # type: ignore[misc,assignment]
     if kind == "npu":
         for name in ("set_device", "current_device", "device_count", "synchronize", "manual_seed", "manual_seed_all"):
             setattr(torch.cuda, name, getattr(torch.npu, name))  # type: ignore[attr-defined]
     else:
-        torch.cuda.set_device = torch.cuda.synchronize = lambda *args, **kwargs: None  # nothing to do on the host
+        torch.cuda.set_device = torch.cuda.synchronize = lambda *args, **kwargs: None  # the CPU needs neither
         torch.cuda.current_device = lambda: 0
         torch.cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     for owner in (torch.Tensor, torch.nn.Module):
@@ -76,7 +77,7 @@ def install() -> None:
 
 def _make_cuda_method(kind: str) -> Callable[..., Any]:
     def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Copies the tensor or module to the device that CUDA stands for."""
+        """Moves the tensor or module to the device that replaces CUDA."""
         index = getattr(device, "index", device)
         return self.to(_DEVICE(kind) if kind == "cpu" or index is None else _DEVICE(kind, index))
 
@@ -84,7 +85,7 @@ def _make_cuda_method(kind: str) -> Callable[..., Any]:
 
 
 def _with_backend(function: Callable[..., Any], position: int, kind: str) -> Callable[..., Any]:
-    """Returns the function with gloo or hccl instead of nccl; `position` is the index of its argument `backend`."""
+    """Returns `function` with gloo or hccl instead of nccl; `position` is the index of its argument `backend`."""
     backend = "gloo" if kind == "cpu" else "hccl"
 
     @functools.wraps(function)
@@ -101,7 +102,7 @@ def _with_backend(function: Callable[..., Any], position: int, kind: str) -> Cal
 
 def _without_devices(barrier: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(barrier)
-    def without_devices(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:  # only for nccl
+    def without_devices(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:  # nccl only
         return barrier(group=group, async_op=async_op)
 
     return without_devices

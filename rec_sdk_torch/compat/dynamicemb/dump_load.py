@@ -17,7 +17,7 @@ from .shard import _ShardedTables
 
 
 def find_sharded_modules(module: torch.nn.Module, path: str = "") -> list[tuple[str, str, torch.nn.Module]]:
-    """Returns path, name and module of each sharded collection; the model itself has the path and the name `model`."""
+    """Returns path, name and module of each sharded collection. The root module's path and name are `model`."""
     found: list[tuple[str, str, torch.nn.Module]] = []
     stack = [(module, f"{path}model", "model")]
     while stack:
@@ -42,7 +42,7 @@ def get_dynamic_emb_module(model: torch.nn.Module) -> list[ScoredTables]:
 
 
 def dynamic_tables(model: torch.nn.Module, what: str) -> list[tuple[str, str, ScoredTables]]:
-    """Returns path, name and dynamic tables of each sharded collection that has some; warns if there are none."""
+    """Returns path, name and tables of each sharded collection with dynamic tables; warns if the model has none."""
     found = [
         (path, name, tables)
         for path, name, module in find_sharded_modules(model)
@@ -62,15 +62,17 @@ def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
     pg: dist.ProcessGroup | None = None,
     allow_overwrite: bool = False,
 ) -> None:
-    """Writes the rows of all dynamic tables into a folder, each rank its own (collective).
+    """Writes all dynamic tables into a folder; each rank writes the rows that it owns (collective).
 
     Args:
-        path: an empty folder, or one to create.
-        model: model with sharded collections; each gets a subfolder named by its path, such as `model.tables`.
-        table_names: names of the tables of each collection, by its path; None for all.
+        path: an empty folder, or a folder to create.
+        model: model with sharded collections. The subfolder of a collection is named by its path, such as
+            `model.tables`.
+        table_names: names of the tables to dump, by path of the collection. A collection without an entry is dumped
+            whole; None dumps all tables.
         optim: whether to write optimizer states.
         counter: whether to write the counts of ids that are not admitted.
-        pg: process group of the ranks; None for all.
+        pg: process group of the ranks; None for all ranks.
         allow_overwrite: whether the folder may contain files.
 
     Raises:
@@ -83,7 +85,7 @@ def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
         problem = NotADirectoryError(f"{folder} is no folder")
     elif folder.exists() and any(folder.iterdir()) and not allow_overwrite:
         problem = FileExistsError(f"{folder} has files: give another folder, or allow_overwrite=True")
-    _barrier(pg)  # no rank may write before all have checked the folder
+    _barrier(pg)  # all ranks must have checked the folder before any rank writes
     if problem is not None:
         raise problem
     for collection, _, tables in dynamic_tables(model, "nothing is dumped"):
@@ -102,10 +104,12 @@ def DynamicEmbLoad(  # noqa: N802  # the name is dynamicemb's
     counter: bool = False,
     pg: dist.ProcessGroup | None = None,
 ) -> None:
-    """Loads what `DynamicEmbDump` wrote, on any number of ranks; the arguments are the same.
+    """Loads a dump of `DynamicEmbDump`, which may have been written by another number of ranks.
+
+    The arguments mean the same as for `DynamicEmbDump`.
 
     Raises:
-        FileNotFoundError, ValueError: the folder does not exist, or the dump is incomplete or of other tables.
+        FileNotFoundError, ValueError: the folder does not exist, or the dump is incomplete or contains other tables.
     """
     folder = Path(path)
     if not folder.is_dir():

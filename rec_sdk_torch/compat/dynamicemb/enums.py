@@ -28,7 +28,7 @@ BATCH_SIZE_PER_DUMP = 65536
 HOMES = {"continuous": Home.CONTINUOUS, "roundrobin": Home.MODULO, "hash_roundrobin": Home.HASH}
 """Ownership rules by `dist_type`.
 
-dynamicemb uses another hash and treats negative ids as large ones, so that its owner ranks may differ.
+dynamicemb uses another hash and treats negative ids as large unsigned ones, so its owner of an id may be another rank.
 """
 SUPPORTED_DIST_TYPES = tuple(HOMES)
 DYNAMICEMB_CSTM_SCORE_CHECK = "DYNAMICEMB_CSTM_SCORE_CHECK"
@@ -38,7 +38,7 @@ DTYPE_NUM_BYTES = {dtype: dtype.itemsize for dtype in WEIGHT_DTYPES}
 
 @enum.unique
 class EvictStrategy(enum.Enum):
-    """Order in which a full table evicts rows; dumps contain its `str()`."""
+    """Order in which a full table evicts rows. Dumps contain the member's `str()`."""
 
     KLru = 0
     KLfu = 1
@@ -49,7 +49,7 @@ class EvictStrategy(enum.Enum):
 
 @enum.unique
 class DynamicEmbEvictStrategy(enum.Enum):
-    """`EvictStrategy` with the names used in options; the table's score strategy determines it."""
+    """Members of `EvictStrategy` under the names used in options. A table's score strategy determines the member."""
 
     LRU = EvictStrategy.KLru
     LFU = EvictStrategy.KLfu
@@ -60,7 +60,7 @@ class DynamicEmbEvictStrategy(enum.Enum):
 
 @enum.unique
 class DynamicEmbCheckMode(enum.IntEnum):
-    """Handling of ids for which the table has no space; this does not happen here, so all modes behave alike."""
+    """Handling of ids for which the table has no space. All modes behave alike, because tables always have space."""
 
     ERROR = 0
     WARNING = 1
@@ -78,8 +78,9 @@ class DynamicEmbPoolingMode(enum.IntEnum):
 class DynamicEmbScoreStrategy(enum.IntEnum):
     """Score of a row; a full table evicts the rows with the lowest scores.
 
-    TIMESTAMP: time of the row's last batch; STEP: number of its last batch; CUSTOMIZED: number set by `set_score`
-    before its last batch; LFU: number of its lookups; NO_EVICTION: no score, and the table grows.
+    TIMESTAMP: time of the row's last batch; STEP: number of the row's last batch; CUSTOMIZED: number set by
+    `set_score` before the row's last batch; LFU: number of the row's lookups; NO_EVICTION: no score, and the table
+    grows.
     """
 
     TIMESTAMP = 0
@@ -95,11 +96,11 @@ _COMPOUND = {DynamicEmbScoreStrategy.TIMESTAMP, DynamicEmbScoreStrategy.LFU}
 
 
 def normalize_score_strategy(score_strategy: ScoreStrategy | None) -> ScoreStrategy | None:
-    """Returns the strategy, without the tuple around a single one; None stays None.
+    """Returns the strategy, unpacked if it is a tuple of one; None stays None.
 
     Raises:
-        TypeError: not a strategy or a tuple of strategies.
-        NotImplementedError: a tuple other than TIMESTAMP with LFU.
+        TypeError: `score_strategy` is neither a strategy nor a tuple of strategies.
+        NotImplementedError: the tuple contains other strategies than TIMESTAMP and LFU.
     """
     if score_strategy is None:
         return None
@@ -119,21 +120,21 @@ def normalize_score_strategy(score_strategy: ScoreStrategy | None) -> ScoreStrat
 
 
 def evicts_by(score_strategy: ScoreStrategy) -> DynamicEmbScoreStrategy:
-    """Returns the strategy that chooses rows to evict: LFU for TIMESTAMP with LFU."""
+    """Returns the strategy that chooses rows to evict; for the tuple of TIMESTAMP and LFU it is LFU."""
     if isinstance(score_strategy, tuple):
         return DynamicEmbScoreStrategy.LFU
     return score_strategy
 
 
 def is_timed(score_strategy: ScoreStrategy) -> bool:
-    """Returns whether incremental dumps of a table compare times."""
+    """Returns whether incremental dumps compare timestamps, because TIMESTAMP is among the strategies."""
     return DynamicEmbScoreStrategy.TIMESTAMP in (
         score_strategy if isinstance(score_strategy, tuple) else (score_strategy,)
     )
 
 
 def warns_of_lower_scores() -> bool:
-    """Returns whether to warn of a score below the previous one; the environment variable turns it off with 0."""
+    """Returns whether to warn if a score is below the previous one; DYNAMICEMB_CSTM_SCORE_CHECK=0 turns it off."""
     return os.getenv(DYNAMICEMB_CSTM_SCORE_CHECK) != "0"
 
 
@@ -149,13 +150,13 @@ class DynamicEmbInitializerMode(enum.Enum):
 
 @dataclass(eq=False)
 class DynamicEmbInitializerArgs:
-    """Initial weights; equal if the mode and the numbers that the mode uses are equal.
+    """Arguments for initial weights. Two objects are equal if the mode and the parameters that the mode uses are equal.
 
     Attributes:
         mode: the distribution.
         mean, std_dev: parameters of NORMAL and TRUNCATED_NORMAL.
-        lower, upper: parameters of UNIFORM and TRUNCATED_NORMAL; None for the default.
-        value: parameter of CONSTANT.
+        lower, upper: bounds for UNIFORM and TRUNCATED_NORMAL; None for the default.
+        value: the weight for CONSTANT.
     """
 
     mode: DynamicEmbInitializerMode = DynamicEmbInitializerMode.UNIFORM
@@ -187,7 +188,7 @@ class DynamicEmbInitializerArgs:
 
 @enum.unique
 class DynamicEmbDataType(enum.Enum):
-    """Data types with the names of dynamicemb's kernels."""
+    """Data types under the names that dynamicemb's kernels use."""
 
     Float32 = "float32"
     BFloat16 = "bfloat16"
@@ -202,7 +203,7 @@ class DynamicEmbDataType(enum.Enum):
 
 
 def dyn_emb_to_torch(data_type: DynamicEmbDataType) -> torch.dtype:
-    """Returns torch's data type; int64 for Size_t."""
+    """Returns torch's data type for one of dynamicemb's; int64 for Size_t."""
     name = "int64" if data_type is DynamicEmbDataType.Size_t else data_type.value
     dtype: torch.dtype = getattr(torch, name)
     return dtype
@@ -212,7 +213,7 @@ def torch_to_dyn_emb(dtype: torch.dtype) -> DynamicEmbDataType:
     """Returns dynamicemb's data type for one of torch's.
 
     Raises:
-        ValueError: there is none.
+        ValueError: dynamicemb has no such type.
     """
     return DynamicEmbDataType(str(dtype).removeprefix("torch."))
 
@@ -221,7 +222,7 @@ def data_type_to_dyn_emb(data_type: DataType) -> DynamicEmbDataType:
     """Returns dynamicemb's data type for one of TorchRec's.
 
     Raises:
-        ValueError: there is none.
+        ValueError: dynamicemb has no such type.
     """
     return torch_to_dyn_emb(data_type_to_dtype(data_type))
 
@@ -230,7 +231,7 @@ def string_to_evict_strategy(strategy_str: str) -> EvictStrategy:
     """Returns the strategy with a name such as `KLru`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no strategy has this name.
     """
     try:
         return EvictStrategy[strategy_str]

@@ -1,8 +1,11 @@
 """Dumps in dynamicemb's file format: raw keys, values, scores and optimizer states of each table and rank.
 
-`<table>_emb_<item>.rank_<r>.world_size_<w>` with the items keys (int64), values (float32), scores (int64) and
-opt_values (float32); `<table>_counter_<item>...` with keys and frequencies (int64) of ids that are not admitted;
-`<table>_opt_args.json`.
+The files of a table are:
+
+- `<table>_emb_<item>.rank_<r>.world_size_<w>`, where the item is keys (int64), values (float32), scores (int64) or
+  opt_values (float32);
+- `<table>_counter_<item>.rank_<r>.world_size_<w>`, with keys and frequencies (int64) of ids that are not admitted;
+- `<table>_opt_args.json`, with the optimizer's arguments, the eviction strategy, the `dist_type` and the score.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ def _file_path(folder: Path, table: str, item: str, rank: int, world_size: int) 
 
 
 def _optimizer_arguments(optimizer: TableOptimizer | None) -> dict[str, Any]:
-    """Returns the optimizer's arguments for a dump, by dynamicemb's names."""
+    """Returns the optimizer's arguments for a dump, under dynamicemb's names; {} if dynamicemb lacks the optimizer."""
     name = None if optimizer is None else name_in_dumps(optimizer.cls)
     if optimizer is None or name is None:
         return {}
@@ -46,7 +49,7 @@ def _optimizer_arguments(optimizer: TableOptimizer | None) -> dict[str, Any]:
 
 
 def _apply_arguments(arguments: dict[str, Any], optimizer: TableOptimizer) -> None:
-    """Sets options of an optimizer from the arguments of a dump."""
+    """Sets the options of an optimizer to the arguments in a dump."""
     options = optimizer.options
     options |= {key: arguments[key] for key in ("lr", "eps", "weight_decay") if key in arguments and key in options}
     if "betas" in options and "beta1" in arguments:
@@ -54,7 +57,7 @@ def _apply_arguments(arguments: dict[str, Any], optimizer: TableOptimizer) -> No
 
 
 def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *, optim: bool, counter: bool) -> None:
-    """Writes this rank's rows of a table; rank 0 also writes the file about the whole table."""
+    """Writes this rank's rows of a table; rank 0 also writes the table's `_opt_args.json`."""
     view, name = scores.view, scores.name
     states = [part for part in view.parts() if part != WEIGHT] if optim else []
     if rank == 0:
@@ -85,7 +88,7 @@ def dump_table(scores: TableScores, folder: Path, rank: int, world_size: int, *,
 
 
 def _file_paths(folder: Path, table: str, item: str) -> list[Path]:
-    """Returns the files of an item, by rank; [] if it was not dumped.
+    """Returns the files of an item, in rank order; [] if the item was not dumped.
 
     Raises:
         FileNotFoundError: files of some ranks are missing.
@@ -106,7 +109,7 @@ def _map_rows(path: Path, dtype: type[np.generic], width: int, rows: int | None)
     """Returns the content of a file as a memory map, `[rows, width]`.
 
     Raises:
-        ValueError: the file has another size.
+        ValueError: the file's size is not a multiple of the row size, or does not match `rows`.
     """
     size, row_size = path.stat().st_size, np.dtype(dtype).itemsize * width
     if size % row_size or (rows is not None and size != rows * row_size):
@@ -118,13 +121,13 @@ def _map_rows(path: Path, dtype: type[np.generic], width: int, rows: int | None)
 
 
 def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool, counter: bool) -> None:
-    """Loads the rows that this rank owns from the files of all ranks that dumped, in any number.
+    """Loads the rows that this rank owns from a dump, which may have been written by another number of ranks.
 
-    Rows of the table that the dump does not contain stay.
+    Rows that the table has and the dump does not contain are kept.
 
     Raises:
         FileNotFoundError: files of some ranks are missing.
-        ValueError: files of wrong size, or of a table with another eviction strategy.
+        ValueError: a file has the wrong size, or the dumped table had another eviction strategy.
     """
     keys = _file_paths(folder, scores.name, "emb_keys")
     if not keys:
@@ -144,7 +147,7 @@ def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool,
         for ids, parts, kept in _read_chunks(scores, folder, rank, len(keys), owns, with_states):
             scores.view.write(ids, {name: part.to(dtypes[name]).contiguous() for name, part in parts.items()})
             scored += [] if kept is None else [(ids, kept)]
-    if scored:  # in one call, because `restore` numbers the rows' batches in the order of their scores
+    if scored:  # `restore` derives batch numbers from the order of all scores, so it gets them in one call
         ids, kept = (torch.cat(each) for each in zip(*scored, strict=True))
         scores.restore(ids, device_timestamp() - kept if scores.is_age_in_dumps else kept)
     if with_states and optimizer is not None:
@@ -156,7 +159,7 @@ def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool,
 
 
 def _check_states(table: str, arguments: dict[str, Any], optimizer: TableOptimizer | None, files: list[Path]) -> bool:
-    """Returns whether the optimizer states of a dump can be loaded; warns if not."""
+    """Returns whether the table's optimizer can load the states of a dump; warns if it cannot."""
     own = None if optimizer is None else name_in_dumps(optimizer.cls)
     if not files or arguments.get("opt_type", own) != own:
         given = arguments.get("opt_type") if files else "none"
@@ -168,7 +171,7 @@ def _check_states(table: str, arguments: dict[str, Any], optimizer: TableOptimiz
 def _read_chunks(
     scores: TableScores, folder: Path, rank: int, world_size: int, owns: OwnsIds, with_states: bool
 ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]]:
-    """Yields, chunk by chunk, ids that this rank owns, their parts, and their scores as in the file."""
+    """Yields chunks: the ids that this rank owns, the parts of their rows, and the scores stored in the file."""
     view, name = scores.view, scores.name
     parts = view.parts()
     widths = {part: shape[0] for part, shape in parts.items() if part != WEIGHT}

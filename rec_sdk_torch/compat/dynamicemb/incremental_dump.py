@@ -11,15 +11,15 @@ from ...runtime.warn import InputWarning, warn
 from .dump_load import dynamic_tables
 
 Scores = dict[str, dict[str, int]]
-"""A number for each table, by the path of its collection and the table's name."""
+"""A score or threshold for each table, by the path of its collection and the table's name."""
 Rows = dict[str, dict[str, tuple[torch.Tensor, torch.Tensor]]]
 """Ids and weights of each table, by the path of its collection and the table's name."""
 
 
 def get_score(model: torch.nn.Module) -> Scores | None:
-    """Returns the score of the next batch in each table, a threshold for a later increment.
+    """Returns the score of the next batch in each table, which may be the threshold of a later incremental dump.
 
-    Returns None without dynamic tables.
+    Returns None if the model has no dynamic tables.
     """
     found = dynamic_tables(model, "there are no scores")
     return {path: tables.get_score() for path, _, tables in found} or None
@@ -55,12 +55,13 @@ def incremental_dump(
 
     Args:
         model: model with dynamic tables.
-        score_threshold: threshold for all tables, or by collection path and table name, only for the tables to dump.
+        score_threshold: one threshold for all tables, or thresholds by collection path and table name. Tables without
+            a threshold are not dumped.
         pg: process group whose rows are gathered; None for this rank's rows only.
 
     Returns:
-        Ids int64 `[n]` and weights `[n, D]` in host memory, and the thresholds of the next increment; None without
-        dynamic tables.
+        Ids int64 `[n]` and weights `[n, D]` in host memory, and the thresholds for the next incremental dump; None if
+        the model has no dynamic tables.
 
     Raises:
         ValueError: a threshold is not an integer.

@@ -1,4 +1,4 @@
-"""dynamicemb's optimizers, as classes of torch, and their arguments."""
+"""dynamicemb's optimizers: the equivalent optimizer classes of torch and TorchRec, and their arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULTS: dict[str, Any] = {
     "max_gradient": 1.0,
     "max_norm": 0.0,
 }
-"""dynamicemb's arguments that an update uses, with its defaults."""
+"""Default values of dynamicemb's optimizer arguments, for the arguments that updates here use."""
 
 _READS: dict[EmbOptimType, tuple[type[torch.optim.Optimizer], tuple[str, ...], str]] = {
     EmbOptimType.SGD: (torch.optim.SGD, (), "sgd"),
@@ -46,13 +46,13 @@ _IRRELEVANT = {
     "cache_precision",
     "use_index_dedup",
 }
-"""Arguments without effect: no optimizer above uses them, or the tables behave so in any case."""
+"""Accepted arguments without effect: no optimizer above uses them, or the tables always behave as they request."""
 
 _FLOAT32 = (None, torch.float32, SparseType.FP32)
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `DEFAULTS` updated with `arguments`; `lr`, torch's name, is accepted for `learning_rate`.
+    """Returns `DEFAULTS` updated with `arguments`; `lr` is accepted as another name of `learning_rate`.
 
     Raises:
         NotImplementedError: an argument or a value is not supported.
@@ -85,7 +85,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def torch_optimizer(options: Mapping[str, Any]) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Returns class and keywords for `apply_optimizer_in_backward`, from the result of `check_arguments`."""
+    """Returns the optimizer class and its keywords for `apply_optimizer_in_backward`.
+
+    `options` is the result of `check_arguments`.
+    """
     cls, reads, _ = _READS[options["optimizer"]]
     keywords: dict[str, Any] = {"lr": options["learning_rate"]}
     keywords |= {name: options[name] for name in reads if not name.startswith("beta")}
@@ -97,6 +100,6 @@ def torch_optimizer(options: Mapping[str, Any]) -> tuple[type[torch.optim.Optimi
 
 
 def name_in_dumps(cls: type) -> str | None:
-    """Returns the name of an optimizer class in dumps; None if dynamicemb does not have it."""
+    """Returns the name of an optimizer class in dumps; None if dynamicemb does not have the optimizer."""
     names = {each.__name__: name for each, _, name in _READS.values()} | {"Adam": "adam"}
     return names.get(cls.__name__)

@@ -1,4 +1,4 @@
-"""`DynamicEmbTableOptions`, and the table sizes that follow from them."""
+"""`DynamicEmbTableOptions`, and functions that compute table sizes from the options."""
 
 from __future__ import annotations
 
@@ -30,29 +30,32 @@ from .enums import (
 
 @dataclass(eq=False)
 class DynamicEmbTableOptions:
-    """Options of a table. The planner fills in the fields up to `device_id`; the porting guide describes their effects.
+    """Options of a table; the porting guide describes their effects.
+
+    The planner computes `dim`, `max_capacity`, `init_capacity` and `local_hbm_for_values`, and fills in missing data
+    types and missing bounds of initial weights.
 
     Attributes:
-        embedding_dtype, dim: data type and D of the weights.
+        embedding_dtype, dim: data type of the weights, and number of columns.
         max_capacity: maximum number of rows on a rank.
         evict_strategy: derived from `score_strategy`.
         local_hbm_for_values: bytes of a rank's device cache.
         device_id: accepted without effect.
-        training: False for a table that is only read.
+        training: False if the table is only read.
         initializer_args: initial weights.
-        eval_initializer_args: value that evaluation reads for an id without a row; CONSTANT.
+        eval_initializer_args: weights that evaluation reads for an id without a row; the mode must be CONSTANT.
         caching, init_capacity, max_load_factor, safe_check_mode: accepted without effect.
         score_strategy: score by which a full table chooses rows to evict.
-        bucket_capacity: bucket size, to a multiple of which `max_capacity` is rounded up.
-        global_hbm_for_values: bytes of the device caches of all ranks; 0 lets the library choose.
-        external_storage: None.
+        bucket_capacity: rows of a bucket; `max_capacity` is rounded up to a multiple of it.
+        global_hbm_for_values: bytes of the device caches of all ranks together; 0 lets the library choose.
+        external_storage: must be None.
         index_type: int64 or int32.
         dist_type: rule by which ranks own ids.
-        admit_strategy, admission_counter: rule by which ids get a row.
+        admit_strategy, admission_counter: rule by which ids are admitted.
 
     Raises:
         ValueError: `eval_initializer_args` are not CONSTANT, or `dist_type` is unknown.
-        TypeError, NotImplementedError: an unknown `score_strategy`.
+        TypeError, NotImplementedError: `score_strategy` is no strategy, or an unsupported tuple.
     """
 
     embedding_dtype: torch.dtype | None = None
@@ -88,9 +91,9 @@ class DynamicEmbTableOptions:
         self.score_strategy = normalize_score_strategy(self.score_strategy)
 
     def get_grouped_key(self) -> dict[str, Any]:
-        """Returns the options that all tables of a lookup module must share.
+        """Returns the options that must be equal for all tables of a lookup module.
 
-        Two objects are equal if these options are equal.
+        Two option objects compare equal if these options are equal.
         """
         names = "training caching external_storage index_type dist_type score_strategy admit_strategy"
         return {name: getattr(self, name) for name in names.split()}
@@ -110,9 +113,9 @@ class DynamicEmbTableOptions:
 def complete_initializer_args(
     initializer_args: DynamicEmbInitializerArgs, *, embedding_config: BaseEmbeddingConfig | None = None
 ) -> DynamicEmbInitializerArgs:
-    """Returns the arguments with missing bounds of UNIFORM filled in.
+    """Returns the arguments; for UNIFORM, missing bounds are filled in.
 
-    They are -/+ sqrt(1 / num_embeddings), or 0 and 1 without a config.
+    The default bounds are -/+ sqrt(1 / num_embeddings), or 0 and 1 without a config.
     """
     if initializer_args.mode is not DynamicEmbInitializerMode.UNIFORM:
         return initializer_args
@@ -136,10 +139,10 @@ def align_to_table_size(n: int, alignment: int = DEMB_TABLE_ALIGN_SIZE) -> int:
 
 
 def bucket_layout(embedding_config: BaseEmbeddingConfig, world_size: int, bucket_capacity: int) -> tuple[int, int]:
-    """Returns the number of buckets on a rank, and the rows of a bucket.
+    """Returns the number of buckets on a rank, and the number of rows in a bucket.
 
     Raises:
-        ValueError: an invalid world size or bucket capacity.
+        ValueError: the world size or the bucket capacity is invalid.
     """
     if world_size <= 0:
         raise ValueError(f"world_size is {world_size}, must be at least 1")
@@ -154,7 +157,7 @@ def bucket_layout(embedding_config: BaseEmbeddingConfig, world_size: int, bucket
 
 
 def get_sharded_table_capacity(embedding_config: BaseEmbeddingConfig, world_size: int, bucket_capacity: int) -> int:
-    """Returns the maximum number of rows of a table on each rank: its share, rounded up to whole buckets.
+    """Returns the maximum number of rows of a table on each rank: the rank's share, rounded up to whole buckets.
 
     Raises:
         ValueError: see `bucket_layout`.
@@ -174,7 +177,7 @@ def get_optimizer_state_dim(optimizer_type: EmbOptimType, dim: int, dtype: torch
     """Returns the number of elements of optimizer state per row, in dynamicemb's layout.
 
     Raises:
-        ValueError: EXACT_ROWWISE_ADAGRAD without a data type.
+        ValueError: `optimizer_type` is EXACT_ROWWISE_ADAGRAD and `dtype` is None.
     """
     if optimizer_type is EmbOptimType.EXACT_ROWWISE_ADAGRAD and dtype is None:
         raise ValueError("dtype is None, EXACT_ROWWISE_ADAGRAD needs one")
@@ -183,7 +186,7 @@ def get_optimizer_state_dim(optimizer_type: EmbOptimType, dim: int, dtype: torch
 
 
 def row_bytes(dim: int, dtype: torch.dtype, optimizer_type: EmbOptimType) -> int:
-    """Returns the bytes of a row with its optimizer states."""
+    """Returns the size in bytes of a row with its optimizer states."""
     return (dim + get_optimizer_state_dim(optimizer_type, dim, dtype)) * dtype.itemsize
 
 
@@ -193,7 +196,7 @@ def get_table_value_bytes(
     world_size: int,
     bucket_capacity: int = DEFAULT_BUCKET_CAPACITY,
 ) -> int:
-    """Returns the bytes of a table's rows with their optimizer states, on all ranks.
+    """Returns the size in bytes of a table's rows with their optimizer states, summed over all ranks.
 
     Raises:
         ValueError: see `bucket_layout`.

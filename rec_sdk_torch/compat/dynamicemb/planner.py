@@ -1,4 +1,4 @@
-"""Planner that shards dynamic tables row-wise over all ranks; TorchRec plans the others."""
+"""Planner that shards dynamic tables row-wise over all ranks and lets TorchRec plan the other tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HBM_CAP, _DDR_CAP = 32 * 2**30, 128 * 2**30
 
 @dataclass
 class DynamicEmbParameterConstraints(ParameterConstraints):
-    """TorchRec's constraints of a table, with dynamicemb's options.
+    """TorchRec's constraints for a table, extended by dynamicemb's options.
 
     Attributes:
         use_dynamicemb: whether the table is dynamic; False makes it an index table.
@@ -60,7 +60,7 @@ class DynamicEmbParameterConstraints(ParameterConstraints):
 
 @dataclass
 class DynamicEmbParameterSharding(ParameterSharding):
-    """TorchRec's sharding of a table, with the options of a dynamic one."""
+    """TorchRec's sharding of a table, extended by dynamicemb's options."""
 
     compute_kernel: str = EmbeddingComputeKernel.CUSTOMIZED_KERNEL.value
     customized_compute_kernel: str | None = DynamicEmbKernel
@@ -68,13 +68,13 @@ class DynamicEmbParameterSharding(ParameterSharding):
     dynamicemb_options: DynamicEmbTableOptions | None = field(default_factory=DynamicEmbTableOptions)
 
     def get_additional_fused_params(self) -> dict[str, Any]:
-        """Returns the fields that TorchRec's sharding does not have, by name."""
+        """Returns the values of the fields that this class adds to TorchRec's, by name."""
         known = {each.name for each in fields(ParameterSharding)}
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in known}
 
 
 class DynamicEmbeddingEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator without dynamic tables, which have only one placement, and memory of their own."""
+    """TorchRec's enumerator, which skips dynamic tables: they have one possible placement and their own memory."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ def prepare_options(
     eb_configs: Sequence[BaseEmbeddingConfig] | None,
     world_size: int,
 ) -> None:
-    """Fills in the options of dynamic tables, as dynamicemb's planner does.
+    """Fills in the options of dynamic tables in place, as dynamicemb's planner does.
 
     Raises:
-        ValueError: constraints and configs are not for the same tables, or a bucket capacity is invalid.
+        ValueError: `constraints` and `eb_configs` do not name the same tables, or a bucket capacity is invalid.
     """
     if constraints is None or eb_configs is None:
         raise ValueError("constraints and eb_configs are needed")
@@ -150,10 +150,10 @@ class DynamicEmbeddingShardingPlanner:
         Args:
             eb_configs: configs of all tables of the model.
             constraints: constraints of each table, by name.
-            others: see TorchRec's `EmbeddingShardingPlanner`; for tables that are not dynamic.
+            others: arguments of TorchRec's `EmbeddingShardingPlanner`, which plans the tables that are not dynamic.
 
         Raises:
-            ValueError: constraints and configs are not for the same tables, or options are invalid.
+            ValueError: `constraints` and `eb_configs` do not name the same tables, or options are invalid.
         """
         self._world_size = dist.get_world_size()
         prepare_options(constraints, eb_configs, self._world_size)
@@ -178,7 +178,7 @@ class DynamicEmbeddingShardingPlanner:
         sharders: list[ModuleSharder[torch.nn.Module]],
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Returns the plan of all tables of `module` that a sharder supports (collective)."""
+        """Returns the sharding plan of all tables in `module` that one of the sharders supports (collective)."""
         plan = ShardingPlan({})
         if self._planner is not None:
             plan = self._planner.collective_plan(module, sharders, pg or dist.GroupMember.WORLD)

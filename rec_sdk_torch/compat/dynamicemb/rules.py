@@ -1,4 +1,4 @@
-"""Translation of dynamicemb's options to initial weights and rules of admission and eviction."""
+"""Translation of dynamicemb's options to a table's initial weights and its rules of admission and eviction."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .options import DynamicEmbTableOptions
 
 
 def check_options(name: str, options: DynamicEmbTableOptions) -> None:
-    """Raises an error for options without a counterpart.
+    """Raises an error for options that this package's tables do not support.
 
     Raises:
-        NotImplementedError: an option has no counterpart.
+        NotImplementedError: an option is not supported.
         ValueError: a table has no score strategy.
     """
     if options.external_storage is not None:
@@ -32,10 +32,10 @@ def check_options(name: str, options: DynamicEmbTableOptions) -> None:
 
 
 def initial_weights(name: str, args: DynamicEmbInitializerArgs) -> dict[str, Any]:
-    """Returns fields of `TableConfig` for initial weights.
+    """Returns the `TableConfig` fields that define initial weights, by name.
 
     Raises:
-        NotImplementedError: the mode DEBUG.
+        NotImplementedError: the mode is DEBUG.
     """
     mode = DynamicEmbInitializerMode
     if args.mode is mode.UNIFORM:
@@ -55,7 +55,7 @@ def initial_weights(name: str, args: DynamicEmbInitializerArgs) -> dict[str, Any
 
 
 def _admission_threshold(name: str, options: DynamicEmbTableOptions) -> int:
-    """Returns the number of lookups of an id after which it gets a row; 0 and 1 mean the first lookup."""
+    """Returns the number of lookups after which an id gets a row; 0 if its first lookup is enough."""
     strategy, default = options.admit_strategy, options.eval_initializer_args.value
     if strategy is None:
         return 0
@@ -84,12 +84,14 @@ def _admission_threshold(name: str, options: DynamicEmbTableOptions) -> int:
 def table_lifecycle(name: str, options: DynamicEmbTableOptions, world_size: int) -> TableLifecycle:
     """Returns the rules of admission and eviction of a table on `world_size` ranks.
 
-    Rows are evicted by their count (LFU), or by their score. The score is 0 for each row, so that rows that were idle
-    longest are evicted (STEP, TIMESTAMP), unless `TableScores` writes it (CUSTOMIZED). Admission is always on, at least
-    from the first lookup, so that evaluation reads ids without a row as the options require.
+    A full table with LFU evicts the rows with the smallest counts; with another strategy, the rows with the lowest
+    scores. With STEP and TIMESTAMP all scores stay 0, so the rows that were idle longest are evicted. With CUSTOMIZED,
+    `TableScores` writes the scores. Admission is always on, if only from the first lookup, so that evaluation reads
+    `eval_initializer_args` for ids without a row.
 
     Raises:
-        NotImplementedError: another admission strategy, or one whose ids without a row are not read as one number.
+        NotImplementedError: the admission strategy is not supported, or training and evaluation would read ids without
+            a row as different weights.
     """
     assert options.score_strategy is not None
     kind, strategy = evicts_by(options.score_strategy), DynamicEmbScoreStrategy

@@ -1,4 +1,4 @@
-"""Methods that scripts call on the tables of one module: scores, dumps, increments."""
+"""Methods that scripts call on the dynamic tables of one module: scores, dumps and incremental dumps."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from .scores import TableScores
 class ScoredTables:
     """Base class of tables with scores.
 
-    A subclass sets `_scores`, by table name, and may override which ids this rank owns.
+    A subclass sets `_scores`, by table name, and may override `_owned`.
     """
 
     _scores: dict[str, TableScores]
 
     def _owned(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Returns which ids of a table this rank owns; without sharding, `dist_type` determines them.
+        """Returns which of `ids` this rank owns, bool `[n]`, by the table's `dist_type`.
 
         Raises:
-            NotImplementedError: `continuous` on several ranks, because a module alone has no information about their
-                blocks.
+            NotImplementedError: `dist_type` is `continuous` and there are several ranks. An unsharded module has no
+                information about the blocks of ids that other ranks own.
         """
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         config = self._scores[name].view.config
@@ -50,7 +50,7 @@ class ScoredTables:
         return list(self._scores)
 
     def flush(self) -> None:
-        """Does nothing: reads and dumps find rows wherever they are."""
+        """Does nothing: reads and dumps include rows in the cache as well as rows in the host store."""
 
     def set_learning_rate(self, lr: float) -> None:
         """Sets the learning rate of later updates."""
@@ -60,7 +60,7 @@ class ScoredTables:
                 optimizer.options["lr"] = lr
 
     def set_score(self, named_score: Mapping[str, int]) -> None:
-        """Sets the scores of later batches, by table name.
+        """Sets the score of later batches for each table in `named_score`.
 
         Raises:
             ValueError: a score is not a positive integer, or a table's scores are not CUSTOMIZED.
@@ -69,7 +69,7 @@ class ScoredTables:
             self._scores[name].set_next_score(score)
 
     def get_score(self) -> dict[str, int]:
-        """Returns the score of the next batch, by table name; with TIMESTAMP, the time."""
+        """Returns the score of the next batch, by table name; with TIMESTAMP, the current time in nanoseconds."""
         return {name: scores.next_score() for name, scores in self._scores.items()}
 
     def _selected(self, names: Sequence[str] | None) -> Iterator[TableScores]:
@@ -85,7 +85,7 @@ class ScoredTables:
         table_names: Sequence[str] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> None:
-        """Writes this rank's rows into an existing folder, see `files.py`."""
+        """Writes this rank's rows into an existing folder, in the format that `files.py` describes."""
         ranks = (dist.get_rank(pg), dist.get_world_size(pg)) if dist.is_initialized() else (0, 1)
         for scores in self._selected(table_names):
             dump_table(scores, Path(save_dir), *ranks, optim=optim, counter=counter)
@@ -98,10 +98,10 @@ class ScoredTables:
         table_names: Sequence[str] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> None:
-        """Loads the rows that this rank owns from a dump of any number of ranks.
+        """Loads the rows that this rank owns from a dump, which may have been written by another number of ranks.
 
         Raises:
-            FileNotFoundError, ValueError: the dump is incomplete, or of another kind of table.
+            FileNotFoundError, ValueError: the dump is incomplete, or its tables are of another kind.
         """
         for scores in self._selected(table_names):
             owns = partial(self._owned, scores.name)
@@ -110,7 +110,7 @@ class ScoredTables:
     def export_keys_values(
         self, table_name: str, device: torch.device, batch_size: int = 65536
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns ids and weights of a table on this rank, int64 `[n]` and `[n, D]`, on `device`."""
+        """Returns the ids, int64 `[n]`, and weights, `[n, D]`, of this rank's rows of a table, on `device`."""
         view = self._scores[table_name].view
         ids = view.ids()
         return ids.to(device), view.read(ids, [WEIGHT]).parts[WEIGHT].to(device)
@@ -118,10 +118,10 @@ class ScoredTables:
     def incremental_dump(
         self, named_thresholds: Mapping[str, int], pg: dist.ProcessGroup | None = None
     ) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, int]]:
-        """Returns the rows whose scores are at least their table's threshold, and the thresholds of the next increment.
+        """Returns rows whose scores are at least their table's threshold, and thresholds for the next incremental dump.
 
-        Rows are ids int64 `[n]` and weights `[n, D]` in host memory, by table name. With `pg`, the rows of all of its
-        ranks are gathered.
+        The rows of a table are ids int64 `[n]` and weights `[n, D]` in host memory. With `pg`, the rows of all ranks
+        of the group are gathered.
         """
         unknown = sorted(named_thresholds.keys() - self._scores.keys())
         if unknown:

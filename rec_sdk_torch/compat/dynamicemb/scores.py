@@ -1,4 +1,4 @@
-"""Scores of a table's rows: the score of the last batch with the row, or the number of its lookups."""
+"""Scores of a table's rows: the score of the last batch that contained the row, or the row's number of lookups."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ _FIRST = {DynamicEmbScoreStrategy.STEP: 1, DynamicEmbScoreStrategy.LFU: 1}
 
 
 def device_timestamp() -> int:
-    """Returns the time in nanoseconds, for scores of TIMESTAMP."""
+    """Returns the current time in nanoseconds, the score that TIMESTAMP uses."""
     return time.time_ns()
 
 
 def counts_of_dump(table: str, scores: torch.Tensor) -> torch.Tensor:
-    """Returns the counts for `scores` of a dump, int64 `[n]`; a negative score is a uint64 above 2**63 - 1."""
+    """Returns the scores of a dump as lookup counts, int64 `[n]`, clamped to 2**32 - 1 with a warning.
+
+    A negative score is a uint64 above 2**63 - 1 in the dump.
+    """
     beyond = (scores < 0) | (scores > _LAST_COUNT)
     if beyond.any():
         warn(
@@ -50,12 +53,12 @@ def counts_of_dump(table: str, scores: torch.Tensor) -> torch.Tensor:
 class TableScores:
     """The scores of the rows of one table on one rank.
 
-    The engine stores the number of the last batch of each row, and its number of lookups. The scores of the batches are
-    stored here, by batch number.
+    The engine stores, for each row, the number of the last batch that contained it and the number of its lookups. This
+    class stores the score of each batch, by batch number.
 
     Attributes:
         name: the table's name.
-        current: the score of the next batch, unless scores are times.
+        current: the score of the next batch, unless scores are timestamps.
     """
 
     def __init__(self, tables: TableMethods, name: str, options: DynamicEmbTableOptions) -> None:
@@ -79,7 +82,7 @@ class TableScores:
 
     @property
     def evict_strategy(self) -> EvictStrategy:
-        """The eviction strategy by its name in dumps."""
+        """The eviction strategy, as dumps name it."""
         strategy: EvictStrategy = self.options.evict_strategy.value
         return strategy
 
@@ -89,7 +92,7 @@ class TableScores:
         return self._strategy is DynamicEmbScoreStrategy.TIMESTAMP
 
     def next_score(self) -> int:
-        """Returns the score of the next batch; rows with at least this score are in the next increment."""
+        """Returns the score of the next batch: as a threshold, it selects the rows of batches from now on."""
         return device_timestamp() if self._timed else self.current
 
     def set_next_score(self, score: int) -> None:
@@ -116,7 +119,7 @@ class TableScores:
         """
         if self._dated:
             number = self.view.clocks()["batches"]
-            del self._of_batches[number - 1 :]  # scores of batches that failed
+            del self._of_batches[number - 1 :]  # failed batches left these scores
             self._of_batches.append(self.next_score())
         if self._kind is DynamicEmbScoreStrategy.CUSTOMIZED:
             self._write_current_score(ids.unique())
@@ -129,11 +132,11 @@ class TableScores:
         self.view.write_row_columns(ids, {"score": scores})
 
     def increment_scores(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the scores that incremental dumps compare with the threshold, int64 `[n]`, of ids that have rows."""
+        """Returns the scores that incremental dumps compare with the threshold, int64 `[n]`; ids must have rows."""
         return self._scores_by_strategy(ids)[DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind]
 
     def dump_scores(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the scores as a dump stores them, int64 `[n, scores of a row]`."""
+        """Returns the scores in the layout of a dump, int64 `[n, width]`."""
         columns = self._scores_by_strategy(ids)
         return torch.stack([columns[kind] for kind in self._strategies()], dim=1)
 
@@ -152,7 +155,7 @@ class TableScores:
         kept = self.view.row_columns(ids)
         scores_by_strategy = {DynamicEmbScoreStrategy.LFU: kept["count"]} if self._counts else {}
         if self._dated:
-            # Entry 0 is for rows that were in no batch, the last one for batches that are planned but not trained.
+            # Entry 0 is for rows that were in no batch; the last entry is for batches that are planned but not trained.
             scores = np.array([0, *self._of_batches, self.next_score()], np.int64)
             positions = np.minimum(kept["last_use"].numpy(), len(scores) - 1)
             kind = DynamicEmbScoreStrategy.TIMESTAMP if self._timed else self._kind
@@ -160,11 +163,11 @@ class TableScores:
         return scores_by_strategy
 
     def restore(self, ids: torch.Tensor, scores: torch.Tensor) -> None:
-        """Sets rows' scores from a dump, as if the rows had been in later batches than the table's own.
+        """Sets rows' scores from a dump, as if batches with those rows had followed the table's own batches.
 
         Args:
-            ids: int64 `[n]`, which have rows.
-            scores: scores as `dump_scores` returned them.
+            ids: int64 `[n]`; each id must have a row.
+            scores: scores as `dump_scores` returned them, int64 `[n, width]`.
         """
         columns = dict(zip(self._strategies(), scores.unbind(1), strict=True))
         written = {}

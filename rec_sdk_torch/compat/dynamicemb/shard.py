@@ -57,10 +57,10 @@ class CollectionTables(ScoredTables):
 
 
 class _ShardedTables(ShardedCollection):
-    """A sharded collection whose rows have scores.
+    """A sharded collection whose dynamic tables score their rows.
 
     Attributes:
-        dynamic: its dynamic tables.
+        dynamic: the dynamic tables of the collection.
     """
 
     dynamic: CollectionTables
@@ -71,7 +71,7 @@ class _ShardedTables(ShardedCollection):
         return self._unsharded
 
     def compute(self, ctx: ShardedBatch, dist_input: object) -> list[torch.Tensor]:
-        """Looks up a batch as any sharded collection does, then records its scores."""
+        """Looks up a batch as any sharded collection does; for a training batch, then records the scores."""
         rows = super().compute(ctx, dist_input)
         if ctx.error is None and ctx.trains:
             self.dynamic.end_batch(ctx)
@@ -102,7 +102,7 @@ def dynamic_options(params: Mapping[str, ParameterSharding]) -> dict[str, Dynami
     """Returns the options of the dynamic tables of a plan, by table name.
 
     Raises:
-        ValueError: a dynamic table is not row-wise.
+        ValueError: a dynamic table is not sharded row-wise.
     """
     found = {name: getattr(sharding, "dynamicemb_options", None) for name, sharding in params.items()}
     options = {name: own for name, own in found.items() if own is not None}
@@ -113,7 +113,7 @@ def dynamic_options(params: Mapping[str, ParameterSharding]) -> dict[str, Dynami
 
 
 def _table_config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | None, world_size: int) -> Any:
-    """Returns the config of a table of this package: a hash table with options, an index table without."""
+    """Returns the config for this package's table: of a hash table if there are options, otherwise `table` itself."""
     if options is None:
         return table
     check_options(table.name, options)
@@ -138,7 +138,7 @@ def _table_config(table: BaseEmbeddingConfig, options: DynamicEmbTableOptions | 
 
 
 def _cache_rows(options: Mapping[str, DynamicEmbTableOptions], optimizer: Any) -> dict[str, int] | None:
-    """Returns the rows of each table in a rank's device cache, for tables with a size; None if no table has one."""
+    """Returns the cache size in rows, on each rank, of tables with `local_hbm_for_values`; None if no table has it."""
     sizes = {}
     for name, own in options.items():
         if own.local_hbm_for_values and own.dim:
@@ -148,7 +148,7 @@ def _cache_rows(options: Mapping[str, DynamicEmbTableOptions], optimizer: Any) -
 
 
 def _apply_optimizers(module: torch.nn.Module, collection: CachedCollection, fused_params: Mapping[str, Any]) -> None:
-    """Applies the optimizers of TorchRec's module to its tables, and `fused_params` to tables without one."""
+    """Applies the optimizers set on TorchRec's parameters; tables without one get the optimizer of `fused_params`."""
     requested = {path.split(".")[1]: assignments_of(parameter) for path, parameter in module.named_parameters()}
     others = []
     for name, handle in collection.table_parameters().items():
@@ -163,10 +163,10 @@ def _apply_optimizers(module: torch.nn.Module, collection: CachedCollection, fus
 
 
 class _DynamicSharder(BaseEmbeddingSharder[Any]):
-    """Sharder of TorchRec's collections: tables with options become hash tables, the others index tables.
+    """Sharder of TorchRec's collections: tables with dynamicemb's options become hash tables, others index tables.
 
     Raises:
-        NotImplementedError: an argument in `fused_params`, or a codec, is not supported.
+        NotImplementedError: an argument in `fused_params` is not supported, or codecs are passed.
     """
 
     _inner: type[TableSharder]
@@ -191,7 +191,7 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
         return list(_SHARDING_TYPES)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Returns the compute kernels: the fused one."""
+        """Returns the supported compute kernels: only the fused kernel."""
         return [EmbeddingComputeKernel.FUSED.value]
 
     def shard(
@@ -205,7 +205,7 @@ class _DynamicSharder(BaseEmbeddingSharder[Any]):
         """Shards a collection (collective).
 
         Raises:
-            ValueError, NotImplementedError: invalid or unsupported options; the message names table and option.
+            ValueError, NotImplementedError: an option is invalid or unsupported; the message names table and option.
         """
         options = dynamic_options(params)
         tables = [_table_config(table, options.get(table.name), env.world_size) for table in configs_of(module)]

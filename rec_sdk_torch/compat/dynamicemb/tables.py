@@ -36,15 +36,15 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
             table_options: options of each table; `dim` and `max_capacity` are required. All must have an equal
                 `get_grouped_key`.
             table_names: name of each table.
-            feature_table_map: table of each feature, in ascending order; None: one feature for each table.
-            use_index_dedup, prefetch_pipeline: accepted; distinct ids are looked up once in any case.
+            feature_table_map: table index of each feature, in ascending order; None: one feature for each table.
+            use_index_dedup, prefetch_pipeline: accepted without effect; ids are always deduplicated.
             pooling_mode: pooling of a bag.
-            output_dtype: float32.
+            output_dtype: must be float32.
             device: device of the cache.
             options: arguments of the optimizer, see `optimizers.py`.
 
         Raises:
-            ValueError, NotImplementedError: invalid or unsupported options; the message names them.
+            ValueError, NotImplementedError: an option is invalid or unsupported; the message names it.
         """
         super().__init__()
         if not table_options or any(own != table_options[0] for own in table_options):
@@ -81,13 +81,13 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
         Args:
             indices: ids `[n]`, ordered by feature.
             offsets: `[F * B + 1]`.
-            per_sample_weights: float32 `[n]`, of pooled tables.
+            per_sample_weights: float32 `[n]`, only for pooled tables.
 
         Returns:
             float32 `[B, sum of the features' dims]`, or `[n, D]` without pooling.
 
         Raises:
-            RuntimeError: tables with `training=False` are trained.
+            RuntimeError: the module is in training mode, but its tables have `training=False`.
         """
         training = self.training and torch.is_grad_enabled()
         if training and not all(own.training for own in self._options.values()):
