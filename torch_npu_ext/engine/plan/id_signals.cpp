@@ -12,7 +12,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr uint32_t kMost = std::numeric_limits<int32_t>::max();  // signals are sent and planned as int32
+constexpr uint32_t kMost = std::numeric_limits<int32_t>::max();  // sums are sent and planned as int32
 
 int64_t read_one(const SignalKinds& kinds, const int32_t* words, IdSignals* signals) {
   const int32_t* const begin = words;
@@ -29,7 +29,7 @@ int64_t read_one(const SignalKinds& kinds, const int32_t* words, IdSignals* sign
 struct Occurrence {
   int64_t id;
   int32_t feature;
-  int64_t place;  // index among the ids by rank
+  int64_t place;  // index among the received ids, which are ordered by rank
 };
 
 void keep_last(std::vector<Occurrence>* sights, std::vector<int64_t>* timestamps) {

@@ -1,4 +1,5 @@
-// The signals that a rank sends with an id to its owner rank, for tables that admit or evict ids.
+// The signals of an id (shows, clicks, timestamp), which a rank sends to the id's owner rank, for tables that
+// admit or evict ids.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,10 @@ namespace rec_sdk {
 
 struct SharedTables;
 
-// The kinds of signals that are sent with the ids of a table.
+// Which signals are sent with the ids of a table.
 struct SignalKinds {
   bool shows = false, clicks = false, timestamp = false;
-  bool feature = false;  // the feature of the last lookup; needed for timestamps of several features
+  bool feature = false;  // the feature of the last lookup, if a table has several features
 
   int64_t words() const { return int64_t{shows} + clicks + 2 * timestamp + feature; }
 };
@@ -23,18 +24,19 @@ struct IdSignals {
   int32_t feature = 0;
 };
 
-// Writes the signals as kinds.words() words; returns their number.
+// Writes the signals of one id as int32 words, and returns their number, kinds.words().
 int64_t write_signals(const SignalKinds& kinds, const IdSignals& signals, int32_t* words) noexcept;
 
-// The signals of the ids that all ranks sent. An array is empty if no table has that kind.
+// The decoded signals of all received ids, [id_count] each. An array is empty if no table uses the signal.
 struct ReceivedSignals {
   std::vector<int32_t> shows, clicks;
   std::vector<int64_t> timestamps;
 };
 
-// Decodes received signals: counts [W, T], ids [id_count], words [word_count]. An id that several ranks sent
-// gets the timestamp of its last lookup in the batch of all ranks, by feature, then rank. Throws
-// std::invalid_argument for sizes that do not match.
+// Decodes received signals. counts [W, T] are the numbers of ids per sending rank and table, for ids
+// [id_count] and words [word_count]. An id that several ranks sent gets the timestamp of its last lookup in
+// the joint batch of all ranks, which is ordered by feature, then rank. Throws std::invalid_argument for
+// sizes that do not match.
 ReceivedSignals read_signals(const SharedTables& shared, const int64_t* counts, const int64_t* ids,
                              int64_t id_count, const int32_t* words, int64_t word_count);
 

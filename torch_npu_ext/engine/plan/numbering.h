@@ -1,12 +1,12 @@
-// The numbering of a batch's distinct rows, in the order of their first lookups.
+// Numbering of the distinct rows of a batch in the order of their first lookups.
 #pragma once
 
 #include "torch_npu_ext/engine/plan/scan.h"
 
 namespace rec_sdk {
 
-// Numbers the rows of a share in order of appearance. The destructor stores their count in the share, also
-// after an exception.
+// Numbers the rows of a share in the order of their first lookups. The destructor stores their count in the
+// share, also after an exception.
 class Numbering {
  public:
   Numbering(uint64_t* stamps, uint32_t epoch, UniqueRow* unique, uint32_t* last_batch, Share* share)
@@ -18,13 +18,14 @@ class Numbering {
         next_(static_cast<uint32_t>(share->end())) {}
   ~Numbering() { share_->uniques = next_ - share_->first; }
 
-  // Avoids a branch on first or repeated: on uniform batches it would be mispredicted half of the time.
+  // Returns the number of the row. There is no branch on whether the row already has a number, because on
+  // batches of uniformly distributed ids half of its predictions would be wrong.
   REC_SDK_ALWAYS_INLINE uint32_t number(RowKey key) {
     const uint64_t stamp = stamps_[key];
     const bool repeated = (stamp ^ epoch_) >> 32 == 0;
     const uint32_t row = repeated ? static_cast<uint32_t>(stamp) : next_;
     stamps_[key] = epoch_ | row;
-    // These two entries are overwritten by the next row unless this row is new.
+    // If this row is not new, the next row overwrites these two entries.
     last_batch_[next_] = static_cast<uint32_t>(stamp >> 32);
     unique_[next_] = {key, 0};
     prefetch(&unique_[row]);

@@ -1,4 +1,4 @@
-// The rules that determine the owner rank of an id in a sharded table.
+// Rules that determine the owner rank of an id in a sharded table.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace rec_sdk {
 
-// Values of OwnerRule::rank if the owner depends on the id.
-constexpr int32_t kModulo = -1;      // id mod W, by floor
+// The values of OwnerRule::rank for rules by which the owner depends on the id.
+constexpr int32_t kModulo = -1;      // id mod W, never negative
 constexpr int32_t kHash = -2;        // a hash of the id, for ids with a common stride
-constexpr int32_t kContinuous = -3;  // id / block, and id mod W beyond the blocks
+constexpr int32_t kContinuous = -3;  // id / block, or id mod W for ids beyond the last rank's block
 
 struct OwnerRule {
   int32_t rank;       // the owner of all ids, or one of the constants above
   int64_t block = 0;  // ids per rank for kContinuous, at least 1
 };
 
-// Returns "" if the rule is valid for `ranks` ranks, or an error message.
+// Returns an error message if the rule is invalid for `ranks` ranks; otherwise an empty string.
 std::string owner_rule_error(const OwnerRule& rule, int64_t ranks);
 
 namespace owner_detail {
@@ -28,8 +28,9 @@ REC_SDK_ALWAYS_INLINE int64_t modulo(int64_t id, int64_t ranks) {
   return rest < 0 ? rest + ranks : rest;
 }
 
-// Uses another seed than the id maps; otherwise the ids of one rank would be neighbours in its map. Saves do
-// not depend on the seed, the state dicts of ranks do.
+// Returns the owner rank by a hash of the id. The seed differs from the seed of id maps, in which the ids of
+// a rank would otherwise be neighbours. The seed must not change: the state dicts of ranks depend on it, but
+// saves do not.
 REC_SDK_ALWAYS_INLINE int64_t hashed(int64_t id, int64_t ranks) {
   return static_cast<int64_t>(
       IdSeed::home(IdSeed::hash(id), 0xBF58476D1CE4E5B9ull, static_cast<uint64_t>(ranks)));
@@ -37,8 +38,8 @@ REC_SDK_ALWAYS_INLINE int64_t hashed(int64_t id, int64_t ranks) {
 
 }  // namespace owner_detail
 
-// Calls use(rank_of), where rank_of(id) returns the owner rank of an id; the kind of rule is selected once,
-// outside of loops.
+// Calls use(rank_of), where rank_of(id) returns the owner rank of an id. A loop in use() need not examine the
+// kind of the rule for each id.
 template <class Use>
 void with_owner_rule(const OwnerRule& rule, int64_t ranks, const Use& use) {
   if (rule.rank == kHash) {
@@ -52,7 +53,7 @@ void with_owner_rule(const OwnerRule& rule, int64_t ranks, const Use& use) {
   } else if (rule.rank != kModulo) {
     use([rank = int64_t{rule.rank}](int64_t) { return rank; });
   } else if ((ranks & (ranks - 1)) == 0) {
-    use([ranks](int64_t id) { return id & (ranks - 1); });  // two's complement: rounds towards minus infinity
+    use([ranks](int64_t id) { return id & (ranks - 1); });  // in two's complement, the result is not negative
   } else {
     use([ranks](int64_t id) { return owner_detail::modulo(id, ranks); });
   }

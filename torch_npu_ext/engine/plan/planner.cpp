@@ -34,7 +34,7 @@ int64_t count_outside(const IntArray& ids, int64_t begin, int64_t count, int64_t
                   : count_outside(static_cast<const int32_t*>(ids.data) + begin, count, rows);
 }
 
-// Throws std::invalid_argument for a batch without signals that a table's rules require.
+// Throws std::invalid_argument if the batch does not have the signals that the rules of its tables require.
 void check_signals(const Group& group, const Batch& batch) {
   for (const Batch::Piece& piece : batch.pieces) {
     const TableSpec& table = group.tables[group.features[piece.feature].table].spec();
@@ -63,8 +63,8 @@ void advance_clocks(Group* group, const Batch& batch, PlanBuffers* plan) {
   advance_timestamps(group, batch, plan);
 }
 
-// Restores the clocks after a cancelled plan, but not their steps, since training steps may have ended in
-// between.
+// Restores the batches and timestamps of the clocks after a plan was cancelled. Their steps are kept, because
+// training steps may have ended since then.
 void restore_clocks(Group* group, const PlanBuffers& plan) noexcept {
   for (size_t t = 0; t < group->tables.size(); ++t) {
     group->tables[t].clock.batches -= !group->tables[t].frozen;
@@ -106,7 +106,7 @@ size_t Planner::arena_bytes(const BatchInput& input, const Group& group) {
   PlanShape most = shape(group);
   most.uniques = batch_.lookups;
   most.out = most.in = std::min(batch_.lookups, group.slots);
-  // The window may grow until the plan is made.
+  // More rows may have sums by the time the batch is planned.
   most.window_out = most.out;
   most.window_in = most.in;
   return PlanBuffers::arena_bytes(most);
@@ -126,7 +126,7 @@ PlanShape Planner::shape(const Group& group) const {
   return shape;
 }
 
-// In an index table, an id out of range stands for row 0, as in a plan.
+// An id out of range of an index table counts as a use of row 0, as in a plan.
 uint64_t Planner::announce(const BatchInput& input, Group* group) {
   const int64_t features = static_cast<int64_t>(group->features.size());
   check_batch(input, features, true);
@@ -193,7 +193,8 @@ void Planner::plan(const BatchInput& input, Group* group, const std::shared_ptr<
   count(group, *plan, 1);
 }
 
-// Rows that must not be victims are the rows of batches in flight and the cached rows of this batch.
+// Throws CacheTooSmallError if there are too few slots for the batch. Rows of batches in flight and rows of
+// this batch must not be victims.
 void Planner::check_slots(Group* group, int32_t t) {
   const Table& table = group->tables[t];
   const int64_t uniques = scan_.unique_count(t);
@@ -217,7 +218,7 @@ int64_t Planner::evictions(const Table& table, int32_t t) const {
   return std::max<int64_t>(0, scan_.missing(t).size() - table.free_slots());
 }
 
-// Allocates all memory that committing the plan and its swap may need, and counts its rows.
+// Allocates all memory that commit() and the swap of the plan may need, and counts the plan's rows.
 void Planner::reserve(const BatchInput& input, Group* group, PlanBuffers* plan, ExternalArena arena) {
   const size_t tables = group->tables.size();
   plan->table_offsets.assign(tables + 1, 0);
@@ -323,7 +324,7 @@ void Planner::swap_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   int32_t* const slots = plan->swap_in_slots + begin;
   const int32_t evicted = plan->out_offsets[t + 1] - plan->out_offsets[t];
   for (int32_t i = 0; i < count - evicted; ++i)
-    slots[i] = static_cast<int32_t>(table.take_slot());  // the keys that the scan assigned
+    slots[i] = static_cast<int32_t>(table.take_slot());  // these slots are the keys that the scan assigned
   std::copy_n(plan->swap_out_slots + plan->out_offsets[t], evicted, slots + count - evicted);
   if (int32_t* const places = plan->swap_out_places; places != nullptr) {
     std::fill_n(places + begin, count - evicted, -1);
@@ -338,7 +339,8 @@ void Planner::swap_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   uint32_t* const rows = plan->swap_in_rows + begin;
   int64_t* const ids = plan->swap_in_ids + begin;
   uint8_t* const added =
-      plan->swap_in_added + begin;  // written in a separate loop: bytes may alias what the first loop reads
+      plan->swap_in_added +
+      begin;  // written in a separate loop, because bytes may alias what the first loop reads
   for (int32_t i = 0; i < count; ++i) {
     const Miss miss = misses[i];
     slot_ids[slots[i]] = miss.id;
@@ -350,7 +352,8 @@ void Planner::swap_in(Group* group, int32_t t, PlanBuffers* plan) noexcept {
   insert_rows(group, t, plan->swap_in_slots, plan->swap_in_rows, plan->swap_in_ids, begin, end);
 }
 
-// Removes rows [begin, end) from the policy and the announcements, or inserts them again.
+// remove_rows() tells the policy and the future uses that rows [begin, end) leave their slots; insert_rows()
+// is its inverse.
 void Planner::remove_rows(Group* group, int32_t t, const int32_t* slots, const uint32_t* rows,
                           const int64_t* ids, int32_t begin, int32_t end) noexcept {
   group->tables[t].policy->remove(reinterpret_cast<const uint32_t*>(slots) + begin, rows + begin,
@@ -415,7 +418,8 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
   }
   insert_rows(group, t, plan->swap_out_slots, plan->swap_out_rows, plan->swap_out_ids, out_begin,
               plan->out_offsets[t + 1]);
-  // The first rows in took free slots, the others took the victims' slots; only the former are returned.
+  // The first rows in took free slots, and the other rows in took the slots of victims. Only the former slots
+  // become free again.
   const int32_t victims = plan->out_offsets[t + 1] - out_begin;
   for (int32_t m = plan->in_offsets[t + 1] - victims; m-- > in_begin;) {
     group->uses.forget(plan->swap_in_slots[m]);
@@ -423,7 +427,7 @@ void Planner::cancel_table(PlanBuffers* plan, Group* group, int32_t t) noexcept 
   }
 }
 
-// Counts the rows that have no record yet, neither in the store nor in a pending write-back.
+// Counts the new rows: rows in that have a record neither in the host store nor in a pending write-back.
 void Planner::count_new(const Group& group, PlanBuffers* plan) noexcept {
   for (int32_t t = 0; t < static_cast<int32_t>(group.tables.size()); ++t) {
     const HostStore& store = group.tables[t].store;

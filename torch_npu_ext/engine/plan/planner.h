@@ -1,4 +1,4 @@
-// The planner turns a batch into a swap plan; on any error the group is unchanged.
+// The planner, which turns a batch into a swap plan. If planning fails, the group is unchanged.
 #pragma once
 
 #include <cstdint>
@@ -13,37 +13,38 @@
 
 namespace rec_sdk {
 
-// Lists the ids out of range of index tables, one entry per table that has some. Throws std::out_of_range for
-// tables with kFatal.
+// Lists the index tables with ids out of range: one entry per table, with their number and an example. Throws
+// std::out_of_range for a table with kFatal.
 void find_bounds_errors(const Group& group, const Batch& batch, std::vector<BoundsError>* errors);
 
-// Plans batches of one group. Its members are reused from batch to batch.
+// Planner of the batches of one group. It reuses its buffers from batch to batch.
 class Planner {
  public:
-  // Registers the rows of a batch as future uses until group->future.forget(); returns a ticket.
+  // Registers the rows of a batch as future uses and returns a ticket. group->future.forget() of the ticket
+  // ends the registration.
   uint64_t announce(const BatchInput& input, Group* group);
-  // Fills `plan`, whose slots are pinned until group->uses.release(). Its arrays are in `arena`, or in memory
-  // of its own if that is null. `announced` is the batch's ticket or 0. After an exception the group is
-  // unchanged.
+  // Fills `plan`. Its slots are pinned until group->uses.release(). Its arrays are in `arena`, or in newly
+  // allocated memory if the arena is null. `announced` is the ticket of the batch's announcement, or 0. After
+  // an exception the group is unchanged.
   void plan(const BatchInput& input, Group* group, const std::shared_ptr<PlanBuffers>& plan,
             ExternalArena arena, uint64_t announced = 0);
-  // Returns an upper bound of the arena bytes that the batch's plan needs.
+  // Returns an upper bound of the arena size, in bytes, that the batch's plan needs.
   size_t arena_bytes(const BatchInput& input, const Group& group);
-  // Undoes the group's latest plan, which must not be started. Only the order of future evictions may differ
-  // from before.
+  // Undoes the group's latest plan, which must not be started. The group is then as before the plan, except
+  // that later evictions may choose other victims.
   static void cancel(PlanBuffers* plan, Group* group) noexcept;
-  // Completes a plan that was applied.
+  // Ends a plan that was applied: updates the accumulation window and the statistics.
   static void finish(const PlanBuffers& plan, Group* group) noexcept;
 
  private:
-  // Steps that may throw; they run for all tables, in this order, before anything is committed.
+  // Planning steps that may throw. They run for all tables, in this order, before commit().
   void check_slots(Group* group, int32_t table);
   void reserve(const BatchInput& input, Group* group, PlanBuffers* plan, ExternalArena arena);
 
   PlanShape shape(const Group& group) const;
   int64_t evictions(const Table& table, int32_t t) const;
 
-  // Steps that cannot fail.
+  // Planning steps that cannot fail.
   void commit(Group* group, PlanBuffers* plan) noexcept;
   void swap_table(Group* group, int32_t table, PlanBuffers* plan) noexcept;
   static void swap_out(Group* group, int32_t table, PlanBuffers* plan) noexcept;
@@ -60,7 +61,7 @@ class Planner {
   Batch batch_;
   Scan scan_;
   ColumnUpdates column_updates_;
-  std::vector<RowRun> runs_;  // of the plan that is being made
+  std::vector<RowRun> runs_;  // runs of the plan that is being made
 };
 
 }  // namespace rec_sdk

@@ -15,8 +15,8 @@ int64_t valid_id(const Table& table, int64_t id) {
   return inside ? id : 0;
 }
 
-// Returns the slot of the id; kNoSlot and its row if it is not cached; the default slot if it has no row and
-// the table has an admission rule.
+// Returns the slot of the id. If the id is not cached, returns kNoSlot and stores its row in `row`. If the id
+// has no row and the table has an admission rule, returns the default slot.
 uint32_t locate(Table& table, int64_t id, ReadPlan::HostRow* row) {
   row->id = id;
   if (!table.spec().hashed) {
@@ -52,7 +52,8 @@ void Reader::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end, G
   }
 }
 
-// Fills `index` with the slot of each lookup, or with -1 and the row in found_.
+// Sets the entry of each lookup in `index` to its slot. Without a slot the entry is -1, and found_ contains
+// the row.
 void Reader::probe(Group* group, ReadPlan* plan) {
   for (const Batch::Piece& piece : batch_.pieces) {
     Table& table = group->tables[group->features[piece.feature].table];
@@ -69,14 +70,15 @@ void Reader::probe(Group* group, ReadPlan* plan) {
   }
 }
 
-// Replaces the slots in `index` by positions in [resident_slots; host_rows], both without duplicates.
+// Fills resident_slots and host_rows without duplicates, and replaces the slots in `index` by positions in
+// the concatenation of the two.
 void Reader::compact(const Group& group, ReadPlan* plan) {
   stamps_.ensure(static_cast<size_t>(group.slots));
   if (++epoch_ == 0) {
     stamps_ = HugeArray<uint64_t>(stamps_.size());
     epoch_ = 1;
   }
-  IdMap host_places;  // of one table: id -> position in host_rows
+  IdMap host_places;  // positions in host_rows of the ids of one table
   int32_t table = -1;
   for (size_t i = 0; i < plan->index.size(); ++i) {
     const int32_t slot = plan->index[i];
@@ -101,7 +103,7 @@ void Reader::compact(const Group& group, ReadPlan* plan) {
       if (row.known) add_source(&plan->sources, group.write_backs.serial_of(row.table, row.row));
     }
     plan->index[i] =
-        -1 - static_cast<int32_t>(place);  // resolved below, once the number of resident rows is known
+        -1 - static_cast<int32_t>(place);  // replaced below, when the number of resident rows is known
   }
   const int32_t resident = static_cast<int32_t>(plan->resident_slots.size());
   for (int32_t& index : plan->index) {

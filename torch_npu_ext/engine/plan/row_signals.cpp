@@ -6,8 +6,8 @@
 namespace rec_sdk {
 namespace {
 
-// Calls visit(source, row) for the lookups of a share, in order: the lookup's index in the batch's arrays,
-// and its row's number.
+// Calls visit(source, row) for the lookups of a share, in order, with the index of the lookup in the batch's
+// arrays and the number of its row.
 template <class Visit>
 REC_SDK_ALWAYS_INLINE void for_each_lookup(const Batch& batch, const Share& share, const Scan& scan,
                                            const Visit& visit) {
@@ -26,10 +26,11 @@ REC_SDK_ALWAYS_INLINE void for_each_lookup(const Batch& batch, const Share& shar
   }
 }
 
-// Returns whether plain 32-bit addition is exact: all labels of a table are at least `least`, which is 0 or
-// more, and their sum fits into 32 bits. Labels of 0 and 1 are the common case.
+// Returns whether 32-bit additions without clamping and saturation give the right sums. This is so if all
+// labels of a table are at least `least`, which is not negative, and their sum fits into 32 bits. It is the
+// common case, as with labels of 0 and 1.
 bool adds_exactly(const Batch& batch, int32_t t, const Scan& scan, const int32_t* labels, int32_t least) {
-  uint32_t bits = 0, below = 0;  // both of one type, so that the loop is vectorized
+  uint32_t bits = 0, below = 0;  // both have the same type, so that the loop is vectorized
   for (size_t p = scan.piece_begin(t); p < scan.piece_end(t); ++p) {
     const int32_t* const of_piece = labels + batch.pieces[p].source;
     const int64_t count = batch.pieces[p].end - batch.pieces[p].begin;
@@ -43,7 +44,8 @@ bool adds_exactly(const Batch& batch, int32_t t, const Scan& scan, const int32_t
   return below >> 31 == 0 && bits >> 31 == 0 && most <= UINT32_MAX;
 }
 
-// Sums the labels of each row's lookups in a share: sums[row]. `number` clamps a label to `least`.
+// Sets sums[row] to the sum of the labels of the row's lookups, for all rows of a share. number(label) clamps
+// a label to `least`.
 template <class Number>
 void add_up(const Batch& batch, const Share& share, const Scan& scan, const int32_t* labels, int32_t least,
             uint32_t* sums, const Number& number) {

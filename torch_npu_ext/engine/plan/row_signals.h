@@ -1,4 +1,5 @@
-// Sums of signals over the lookups of each unique row of a batch: shows, clicks and the last timestamp.
+// The signals of each unique row of a batch: the sums of the shows and clicks of its lookups, and its last
+// timestamp.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,10 @@
 
 namespace rec_sdk {
 
-// Lists the runs of unique rows of tables with columns.
+// Lists the runs of unique rows of all tables that have columns.
 void list_runs(const Group& group, const Scan& scan, const PlanBuffers& plan, std::vector<RowRun>* runs);
 
-// Writes the sums of a share of the scan. The entries of its default row are meaningless.
+// Writes the signals of the rows of a share. The entries of the share's default row are meaningless.
 void sum_row_signals(const Group& group, const Batch& batch, int64_t share, const Scan& scan,
                      RowSignals* signals) noexcept;
 

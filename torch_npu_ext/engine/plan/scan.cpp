@@ -9,37 +9,43 @@
 namespace rec_sdk {
 namespace {
 
-// Each lookup passes through a pipeline: its entry is hashed and prefetched; then peeked at, and its stamp
-// prefetched; then settled if the peek missed; then its row is numbered; then counted. Evenly spaced cache
-// misses of the processor overlap; issued in blocks they would queue. A line prefetched into L2 is fetched
-// into L1 shortly before its use, because processors appear to drop prefetches into L2 at times; without the
-// second fetch, plans took up to three times as long.
+// Each lookup passes through a pipeline of five stages. 1: its id is hashed, and the entry in the map is
+// prefetched. 2: the entry is peeked at, and the stamp of its slot is prefetched. 3: if the peek did not find
+// the key, the lookup is settled with a full search. 4: its row is numbered. 5: the lookup is counted. The
+// distances between the stages, in lookups, space the processor's cache misses evenly, so that they overlap;
+// in blocks they would queue.
+//
+// A line that was prefetched into L2 is prefetched into L1 shortly before its use, because processors appear
+// to drop some prefetches into L2. Without the second prefetch, plans took up to three times as long.
 constexpr int64_t kEntryDistance = 48;  // between hashing and peeking
 constexpr int64_t kSettleDistance = 16, kNumberDistance = 32,
-                  kTallyDistance = 48;  // distances behind peeking
-constexpr int64_t kNearDistance = 6;    // L1 fetch before the next stage
+                  kTallyDistance = 48;  // distances of settling, numbering and counting from peeking
+constexpr int64_t kNearDistance = 6;    // distance of the prefetch into L1 before its use
 constexpr int64_t kRing = 64;           // at least the largest distance; a power of two
-constexpr int64_t kPartLookups = 4096;  // lookups that one thread locates at a time
+constexpr int64_t kPartLookups = 4096;  // number of lookups that a thread locates as one piece of work
 constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // for divided tables
-// With so few lookups a pipeline mostly fills and drains, and overlaps few misses.
+// A table with so few lookups does not use the pipeline, which would mostly fill and drain and overlap few
+// misses.
 constexpr int64_t kSmallTable = 16;
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
-// Selects one of two addresses without a branch; GCC compiles a condition to a branch here, which would be
-// mispredicted.
+// Returns `a` if `first`, else `b`, without a branch. GCC compiles a conditional expression to a branch here,
+// which would often be mispredicted.
 REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* b) {
   const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
   return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
 }
 
-// Finds the keys of lookups; kNoSlot for rows without one. Lists the latter in `missed`, numbered from the
-// first lookup of the batch, where `first` is the number of ids[0]; returns their count.
+// Finds the keys of lookups, which are kNoSlot for missing rows. Lists the lookups of missing rows in
+// `missed`, by their indices in the batch, and returns their number. `first` is the index of ids[0] in the
+// batch.
 template <class Directory, class Id>
 int64_t locate(const Directory& directory, const Id* ids, int64_t count, uint32_t first, RowKey* keys,
                uint32_t* missed) {
   const typename Directory::Places places = directory.places();
   typename Directory::Place prepared[kRing];
-  // There is no branch on found or not, since it would be mispredicted when some rows are missing.
+  // There is no branch on whether the key was found, because it would be mispredicted if some rows are
+  // missing.
   int64_t peek_misses = 0;
   for (int64_t k = 0; k < count + kEntryDistance; ++k) {
     const int64_t peeked = k - kEntryDistance;
@@ -66,8 +72,8 @@ int64_t locate(const Directory& directory, const Id* ids, int64_t count, uint32_
   return listed;
 }
 
-// Access to the keys of a share's lookups and to their row numbers: for a list of lookups, or in place for
-// all lookups of a table.
+// Access to the keys and row numbers of the lookups of a share: ListedLookups for a list of lookups,
+// InPlaceLookups for all lookups of a table, where row numbers replace the keys.
 struct ListedLookups {
   const RowKey* keys;
   const uint32_t* lookups;
@@ -81,8 +87,8 @@ struct InPlaceLookups {
   REC_SDK_ALWAYS_INLINE uint32_t& row(int64_t i) const { return rows[i]; }
 };
 
-// Returns the share of the row, out of `shares`. Rows whose stamps are in one cache line belong to one share,
-// so that no two threads write the same line.
+// Returns which of `shares` shares a row belongs to. Rows whose stamps are in the same cache line belong to
+// the same share, so that no two threads write to the line.
 REC_SDK_ALWAYS_INLINE uint32_t share_of(RowKey key, uint64_t shares) {
   constexpr uint32_t kStampsPerLine = 8;
   return static_cast<uint32_t>(key / kStampsPerLine * 0x9E3779B1u * shares >> 32);
@@ -146,7 +152,7 @@ void Scan::run(Group* group, const Batch& batch, std::vector<LifecycleLog>* logs
   place_segments(*group);
 }
 
-// Calls use(directory) for a table.
+// Calls use(directory) with the directory of a table.
 template <class Use>
 void Scan::with_directory(Group* group, int32_t t, const Use& use) {
   TableScan& scan = tables_[t];
@@ -176,7 +182,7 @@ void Scan::for_each_small(Group* group, const Batch& batch, const Use& use) {
   }
 }
 
-// Searches all small tables together, so that their cache misses overlap.
+// Searches the ids of all small tables together, so that their cache misses overlap.
 void Scan::locate_small(Group* group, const Batch& batch) {
   for_each_small(group, batch, [](const auto& directory, const auto* ids, int64_t count, RowKey*) {
     const auto places = directory.places();
@@ -192,10 +198,10 @@ void Scan::locate_small(Group* group, const Batch& batch) {
   });
 }
 
-// A table with more lookups than one thread's share would keep the other threads idle. For such tables, all
-// threads first find the existing rows, which changes nothing. Then one thread assigns keys to the missing
-// rows in the order of the lookups, so that rows and slots do not depend on the number of threads. Then all
-// threads number the rows.
+// Finds the existing rows of large tables on all threads; nothing is changed. A table with more lookups than
+// the share of one thread would otherwise keep the other threads idle. Afterwards one thread assigns keys to
+// the missing rows in the order of the lookups, so that rows and slots do not depend on the number of
+// threads. Finally all threads number the rows.
 void Scan::locate_lookups(Group* group, const Batch& batch) {
   list_parts(batch);
   if (parts_.empty()) return;
@@ -286,7 +292,7 @@ void Scan::resolve_small(Directory* directory, int32_t t, const Batch& batch) {
     const Batch::Piece& piece = batch.pieces[p];
     with_ids(batch, piece, [&](const auto* ids) {
       if (piece.end > piece.begin)
-        directory->reserve(kRing);  // in the same steps as scan_piece(), so that maps grow identically
+        directory->reserve(kRing);  // the same steps as in scan_piece(), so that maps grow identically
       for (int64_t i = piece.begin; i < piece.end; ++i) {
         if (__builtin_expect(local[i] != kNoSlot, 1)) continue;
         directory->reserve(1);
@@ -296,7 +302,7 @@ void Scan::resolve_small(Directory* directory, int32_t t, const Batch& batch) {
   }
 }
 
-// Lists and counts the lookups of ids without a slot, in a table that does not admit every id.
+// Lists the lookups of ids without a slot, in a table with an admission rule, and lets the rule count them.
 void Scan::count_unknown(Group* group, int32_t t, const Batch& batch) {
   std::vector<UnknownLookup>& unknown = unknown_[t];
   unknown.clear();
@@ -373,8 +379,8 @@ void Scan::number_divided() {
   });
 }
 
-// Default lookups were counted as a row; here they are taken out, and their positions are behind all
-// segments.
+// Computes where the segments of each share begin. The lookups of default rows, which were numbered like any
+// other row, get positions behind all segments.
 void Scan::place_segments(const Group& group) noexcept {
   int64_t position = 0;
   for (size_t s = 0; s < shares_.size(); ++s) {
@@ -402,8 +408,8 @@ void Scan::find_default_row(const Table& table, Share* share) const noexcept {
   share->defaults = unique[static_cast<size_t>(row)].count;
 }
 
-// Lists the lookups whose rows belong to the share. At first share->count is the number of all lookups of the
-// table.
+// Lists the lookups whose rows belong to the share, and sets share->count to their number. Until then it is
+// the number of all lookups of the table.
 void Scan::list_lookups(Share* share) noexcept {
   const TableScan& table = tables_[share->table];
   const uint64_t shares = table.end_share - table.first_share;
@@ -416,12 +422,12 @@ void Scan::list_lookups(Share* share) noexcept {
   share->count = count;
 }
 
-// Moves lookups through the stages of the pipeline; see the distances above.
+// Moves the lookups of a piece through the stages of the pipeline that is described above.
 template <class Directory, class Id>
 void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share) {
   Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
   typename Directory::Place places[kRing] = {};
-  const void* peeked[kRing] = {};  // addresses that the peek prefetched
+  const void* peeked[kRing] = {};  // the addresses that were prefetched at the peek
   RowKey keys[kRing];
   typename Directory::Places current = directory->places();
 
@@ -473,7 +479,8 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
   for (; j < count + kTallyDistance; ++j) step_at_edge(j);
 }
 
-// Undoes misses in reverse order. Each entry is looked up again, because erasing moves entries.
+// Undoes the added ids and assigned keys in reverse order. Each entry is searched for again, because erasing
+// an id moves other entries.
 void Scan::rollback(Group* group) noexcept {
   for (size_t t = 0; t < tables_.size(); ++t) {
     Table& table = group->tables[t];

@@ -1,4 +1,4 @@
-// The first pass of planning: finds the entry of every lookup and numbers the distinct rows of the batch.
+// The first pass of planning, which finds the row of every lookup and numbers the distinct rows of the batch.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,16 @@
 
 namespace rec_sdk {
 
-// The key of a row while planning: its slot in the group, or group.slots + m for the m-th missing row if no
-// slot was free. The key of a missing row is stored in its own entry, so that one probe per lookup also finds
-// duplicates.
+// The key of a row during planning: its slot, or group.slots + m for the m-th missing row if no slot was free
+// for it. The entry of a missing row in the map stores its key, so that one search per lookup also detects
+// repeated ids.
 using RowKey = uint32_t;
 
-constexpr uint32_t kKnownRow = uint32_t{1} << 31;  // flag of a lookup whose id has a row but no slot
+constexpr uint32_t kKnownRow = uint32_t{1} << 31;  // flag of a listed lookup: its id has a row but no slot
 
 struct UniqueRow {
   RowKey key;
-  uint32_t count;  // number of lookups; later the next position in the row's segment
+  uint32_t count;  // number of lookups; later the next free position in the row's segment
 };
 
 struct Miss {
@@ -34,8 +34,8 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-// The part of a plan that one thread handles: all lookups of a table, or some lookups of a large one. All
-// lookups of a row are in one share.
+// The part of a batch that one thread handles: all lookups of a table, or some lookups of a large one. A
+// share contains all lookups of each of its rows.
 struct alignas(64) Share {  // one cache line each, since threads write neighbouring elements
   int32_t table = 0;
   int64_t first = 0;             // index of its rows in `unique`, and of its slots in the plan
@@ -52,19 +52,20 @@ struct alignas(64) Share {  // one cache line each, since threads write neighbou
   int64_t rows_found() const { return uniques - (default_row >= 0 ? 1 : 0); }
 };
 
-// The state of a scan. Each table uses its own range of every array, from its first lookup on, so that tables
-// are scanned in parallel.
+// The state of a scan. In every array, each table uses its own range, which begins at the index of its first
+// lookup, so that tables can be scanned in parallel.
 class Scan {
  public:
-  void begin(Group* group, const Batch& batch);  // the current batch of group->uses; may throw
-  // Scans all tables. If it throws, rollback() must undo what it did. `logs` has one entry per table.
+  void begin(Group* group,
+             const Batch& batch);  // starts the scan of the current batch of group->uses; may throw
+  // Scans all tables. If it throws, the caller must call rollback(). `logs` has one entry per table.
   void run(Group* group, const Batch& batch, std::vector<LifecycleLog>* logs);
-  void rollback(Group* group) noexcept;  // restores the entries to their state before begin()
+  void rollback(Group* group) noexcept;  // undoes all changes since begin()
 
   int64_t unique_count(int32_t t) const { return last_share(t).uniques_before + last_share(t).rows_found(); }
-  int64_t segment_lookups() const { return segment_lookups_; }  // without the lookups of default rows
+  int64_t segment_lookups() const { return segment_lookups_; }  // excludes lookups of default rows
   int64_t default_lookups(int32_t t) const;
-  Range missing(int32_t t) const {  // range of the table's misses in `misses`
+  Range missing(int32_t t) const {  // the range of the table's misses in `misses`
     return {tables_[t].first, tables_[t].first + tables_[t].misses};
   }
   // The shares are ordered by table.
@@ -76,7 +77,7 @@ class Scan {
       for (int64_t u = shares_[s].first; u < shares_[s].end(); ++u) visit(unique[u]);
     }
   }
-  // The pieces of the batch that look up the table.
+  // The range of the batch's pieces that look up rows of the table.
   size_t piece_begin(int32_t t) const { return tables_[t].first_piece; }
   size_t piece_end(int32_t t) const { return tables_[t].end_piece; }
 
@@ -98,16 +99,16 @@ class Scan {
     bool small = false;   // whether the table is searched by locate_small()
     LifecycleLog* log = nullptr;
     bool divided() const { return end_share - first_share > 1; }
-    // Returns whether all lookups are searched before the first missing row gets a key.
+    // Returns whether all lookups are searched before any missing row gets a key.
     bool located() const { return divided() || admits; }
-    // Returns whether rows are numbered after all lookups have keys.
+    // Returns whether rows are numbered only after all lookups have keys.
     bool numbered_last() const { return admits || small; }
   };
-  struct Part {  // a range of the lookups of a piece
+  struct Part {  // a range of lookups of a piece
     int32_t table;
     const Batch::Piece* piece;
     int64_t begin, end;
-    int64_t missed = 0;  // number of its entries in missed_, which start at begin
+    int64_t missed = 0;  // number of its entries in missed_, which start at index `begin`
   };
   const Share& last_share(int32_t t) const { return shares_[tables_[t].end_share - 1]; }
 
@@ -138,9 +139,9 @@ class Scan {
   uint64_t* stamps_ = nullptr;  // stamps of SlotUses, indexed by key
   uint32_t epoch_ = 0;
   HugeArray<uint32_t> last_batch_;  // [N] for each unique row, the previous batch that used its slot
-  HugeArray<uint32_t> lists_;       // lookups of the shares of divided tables
+  HugeArray<uint32_t> lists_;       // the lists of lookups of the shares of divided tables
   HugeArray<uint32_t> list_rows_;   // [N] the rows of these lookups
-  HugeArray<uint32_t> missed_;      // [N] by part: lookups without a key; see kKnownRow
+  HugeArray<uint32_t> missed_;      // [N] for each part, its lookups of missing rows, with the flag kKnownRow
   std::vector<TableScan> tables_;
   std::vector<Share> shares_;
   std::vector<Part> parts_;                          // of located tables, by table

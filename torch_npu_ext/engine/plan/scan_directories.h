@@ -1,11 +1,11 @@
-// Directories through which a scan finds the rows of ids, for hash tables and index tables.
+// Directories with which a scan finds the rows of ids: one class for hash tables, one for index tables.
 #pragma once
 
 #include "torch_npu_ext/engine/plan/scan.h"
 
 namespace rec_sdk {
 
-// Calls use(ids) with the ids of the piece, as int64 or int32.
+// Calls use(ids) with the ids of the piece, an array of int64 or int32.
 template <class Use>
 void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
   if (batch.values.wide) {
@@ -15,10 +15,11 @@ void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
   }
 }
 
-// Assigns keys to the missing rows of a table: free slots first, then keys beyond all slots.
+// List of the missing rows of a table, to which it assigns keys: first the free slots, then keys beyond all
+// slots.
 class MissList {
  public:
-  // `first` is the index of the table's first miss among all misses.
+  // `first`: the index of the table's first miss among the misses of all tables.
   MissList(const Table& table, int64_t slots, Miss* misses, int64_t first, int64_t* count)
       : misses_(misses + first),
         count_(count),
@@ -42,11 +43,12 @@ class MissList {
   RowKey beyond_;
 };
 
-// The interface of both directories. places() returns the current locations of ids: of(id) is valid until
-// reserve() returns true. peek() reads a location and returns the key of a row that has one, in most cases,
-// or kNoSlot; after that, beyond() is the address that key() or find() read next. key() returns the row's
-// key, and assigns one to a missing row; `added` is whether the id is new. find() returns kNoSlot for a
-// missing row and changes nothing; `known` is whether the table has the id.
+// Both directories have the same interface. places().of(id) returns the location where the search for an id
+// begins; it is valid until reserve() returns true. peek() examines only that location: it returns the key of
+// the row, or kNoSlot if the key is not there. After kNoSlot, key() and find() read the address
+// beyond(location) next. key() returns the key of the row, and assigns one to a missing row; `added` is set
+// to whether the id is new. find() returns kNoSlot for a missing row and changes nothing; `known` is set to
+// whether the table has the id.
 class HashDirectory {
  public:
   using Place = const IdMap::Bucket*;
@@ -92,7 +94,7 @@ class IndexDirectory {
   struct Places {
     uint32_t* row_slots;
     uint64_t rows;
-    // Ids out of range were counted before the scan; here they become 0.
+    // Returns 0 for an id out of range; such ids were counted before the scan.
     REC_SDK_ALWAYS_INLINE uint64_t row_of(int64_t id) const {
       return static_cast<uint64_t>(id) < rows ? static_cast<uint64_t>(id) : 0;
     }
@@ -109,7 +111,8 @@ class IndexDirectory {
   static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
 
   RowKey find(int64_t,
-              bool* known) const {  // called after peek() returned kNoSlot, which is exact in an index table
+              bool* known)
+      const {  // only called after peek() returned kNoSlot, which in an index table means no slot
     *known = true;
     return kNoSlot;
   }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kPrefetchDistance = 32;
 
-// Maps the keys of a table's rows to their slots.
+// A function from the keys of a table's rows to their slots.
 class Slots {
  public:
   Slots(const Group& group, int32_t t, const Scan& scan, const PlanBuffers& plan)
@@ -23,10 +23,11 @@ class Slots {
  private:
   uint32_t slots_;
   const int32_t* swap_in_slots_;
-  int64_t shift_;  // offset from the key of a missing row to its index in the plan
+  int64_t shift_;  // the index of a missing row in the plan minus its key
 };
 
-// Replaces (key, count) in `unique` by (slot, first position of the row's segment).
+// Writes the slots and segments of a share's rows to the plan. Replaces each (key, count) in `unique` by the
+// slot and the first position of the row's segment.
 void number_segments(const Group& group, const Share& share, const Slots& slots, Scan* scan,
                      PlanBuffers* plan) {
   int64_t u = plan->table_offsets[share.table] + share.uniques_before;
@@ -51,7 +52,8 @@ void number_segments(const Group& group, const Share& share, const Slots& slots,
   }
 }
 
-// Access to the lookups of a share, in order: all lookups of a table, or a list.
+// Access to the lookups of a share, in order: AllLookups for all lookups of a table, ListedLookups for a
+// list.
 struct AllLookups {
   static constexpr bool kAll = true;
   int64_t first, count;
@@ -68,7 +70,7 @@ struct ListedLookups {
   REC_SDK_ALWAYS_INLINE uint32_t row(int64_t i) const { return rows[i]; }
 };
 
-// Returns the position of the i-th lookup in the segment of its row.
+// Returns the position of the i-th lookup in segment order.
 template <class Lookups>
 REC_SDK_ALWAYS_INLINE uint32_t next_position(const Lookups& lookups, int64_t i, UniqueRow* unique,
                                              PlanBuffers* plan) {
@@ -78,8 +80,8 @@ REC_SDK_ALWAYS_INLINE uint32_t next_position(const Lookups& lookups, int64_t i, 
   return row.count++;
 }
 
-// Fills the arrays for one piece, which is all lookups of a feature; `first` is the lookup of its first
-// gradient. `i` is the next lookup.
+// Fills the arrays of lookups for one piece, which contains all lookups of a feature. `first` is the lookup
+// of the first row of its gradient. *i is the next lookup of the share, and is advanced.
 template <bool kSources, class Lookups>
 void fill_sequence(const Batch::Piece& piece, int64_t first, const Lookups& lookups, int64_t* i,
                    UniqueRow* unique, PlanBuffers* plan) {
@@ -92,7 +94,8 @@ void fill_sequence(const Batch::Piece& piece, int64_t first, const Lookups& look
   *i = next;
 }
 
-// Fills the arrays for one piece of a pooled feature; `i` is the next lookup.
+// Fills the arrays of lookups for one piece of a pooled feature. *i is the next lookup of the share, and is
+// advanced.
 template <bool kScaled, bool kWeighted, class Lookups>
 void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Lookups& lookups, int64_t* i,
                  UniqueRow* unique, PlanBuffers* plan) {
@@ -148,8 +151,8 @@ void write_segments(const Group& group, const Batch& batch, int64_t s, Scan* sca
     return;
   }
   fill(group, batch, share.table, ListedLookups{share.count, share.lookups, share.rows}, scan, plan);
-  // The lookups of several shares are interleaved, so each share writes the slots of a contiguous range of
-  // lookups instead.
+  // The lookups of the shares of a table are interleaved. For the plan's slots, each share therefore handles
+  // a contiguous range of lookups instead of its own.
   for (int64_t i = share.first; i < share.first + share.count; ++i) {
     plan->slots[i] = static_cast<int32_t>(slots.of(scan->local[i]));
   }

@@ -13,7 +13,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kDistance = 24;  // between hashing an id and reading its cell
+constexpr int64_t kDistance = 24;  // number of lookups between hashing an id and reading its cell
 constexpr int64_t kRing = 32;      // at least kDistance; a power of two
 
 }  // namespace
@@ -98,7 +98,7 @@ void Deduplicator::lay_out(const BatchInput& input, UniqueBatch* result) {
   const int64_t features = static_cast<int64_t>(shared_->features.size());
   check_batch(input, features, true);
   slice_batch(input, features, 0, features * input.batch_size, &batch_);
-  if (++epoch_ == 0) {  // after a wraparound, old stamps would look new
+  if (++epoch_ == 0) {  // after an overflow, old stamps would look new
     for (TableRun& run : tables_) run.cells = HugeArray<Cell>();
     epoch_ = 1;
   }
@@ -129,7 +129,7 @@ void Deduplicator::lay_out(const BatchInput& input, UniqueBatch* result) {
       group.features.push_back(static_cast<int32_t>(f));
       int64_t lookups = 0;
       if (piece <
-          batch_.pieces.size()) {  // an empty batch has no pieces, any other batch has one per feature
+          batch_.pieces.size()) {  // a batch has no pieces if it is empty, and otherwise one per feature
         Batch::Piece own = batch_.pieces[piece++];
         lookups = own.end - own.begin;
         own.begin = group.first_lookup.back();
@@ -220,7 +220,7 @@ void Deduplicator::find_owners(int32_t t, UniqueBatch* result) noexcept {
   });
 }
 
-// Collects the clicks and timestamps of each row. Shows are counted together with the rows.
+// Collects the clicks and timestamps of each row. Shows are counted when the rows are numbered.
 void Deduplicator::find_signals(int32_t t) noexcept {
   TableRun& run = tables_[t];
   const SignalKinds kinds = shared_->tables[t].signals;
@@ -250,10 +250,10 @@ void Deduplicator::find_signals(int32_t t) noexcept {
     }
   };
   run.latest = latest_up_to(most_at_first(for_each_time),
-                            for_each_time);  // owner ranks reject the ids' own timestamps
+                            for_each_time);  // owner ranks also reject timestamps that are too late
 }
 
-// Computes where the rows of each table begin, by rank, then table.
+// Computes where the ids, received rows and signals of each rank and table begin.
 void Deduplicator::find_starts(UniqueBatch* result) {
   int64_t ids = 0, words = 0;
   for (int64_t rank = 0; rank < shared_->ranks; ++rank) {
@@ -325,12 +325,12 @@ void UniqueBatch::sort(int64_t g) {
     const uint32_t count = row < group.rows ? group.counts[row] : 0;
     record_hot_segment(hot, row, position, count);
     borders[row] = static_cast<int32_t>(position);
-    group.counts[row] = position;  // from here on the position of the row's next lookup
+    group.counts[row] = position;  // from now on, the position of the row's next lookup
     position += count;
   }
   group.hot_segments.words = collect_hot_segments(hot, lookups) * kHotWords;
   if (group.hot_segments.words == 0) group.hot_segments.begin = -1;
-  // All lookups of a row belong to one table, so tables are sorted in parallel.
+  // Tables are sorted in parallel, because all lookups of a row belong to one table.
   for_each_part(static_cast<int64_t>(group.tables.size()), lookups, [&](int64_t place) noexcept {
     for (size_t f = 0; f < group.features.size(); ++f) {
       if (shared->features[group.features[f]].table == group.tables[place]) sort_feature(&group, f);

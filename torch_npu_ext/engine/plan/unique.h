@@ -1,4 +1,5 @@
-// A rank's batch after deduplication: each id of a table once, grouped by the rank that it is sent to.
+// The deduplication of a rank's batch: each distinct id of a table once, grouped by the owner rank to which
+// it is sent.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,11 @@
 
 namespace rec_sdk {
 
-// One table of a sharded collection.
+// A table of a sharded collection.
 struct SharedTable {
-  int64_t num_embeddings;  // number of ids of an index table; 0 for a hash table
+  int64_t num_embeddings;  // number of rows of an index table; 0 for a hash table
   OwnerRule owner;
-  int32_t group;        // the rows of a group's tables are received in one tensor
+  int32_t group;        // index of the group; one tensor receives the rows of all tables of a group
   SignalKinds signals;  // the signals that are sent with its ids
 };
 
@@ -35,8 +36,8 @@ struct SharedTables {
   SignalKinds any_signals() const;  // the union over all tables
 };
 
-// An arena of arrays, so that one copy uploads them all. Positions are in words of 32 bits; each array is
-// aligned to 8 bytes.
+// Several arrays in one block of memory, so that one copy uploads them all. Positions are counted in 32-bit
+// words, and each array is aligned to 8 bytes.
 class WordArena {
  public:
   struct Field {
@@ -56,20 +57,21 @@ class WordArena {
   std::unique_ptr<int32_t[]> words_;
 };
 
-// A batch's lookups in the tables of a group: n lookups of U distinct rows, of F features and B samples. Rows
-// are received by rank, then table.
+// The lookups of a batch in the tables of a group: n lookups of U distinct rows, in F features and B samples.
+// The group receives its rows ordered by rank, then table.
 struct UniqueGroup {
   std::vector<int32_t> tables, features;
-  std::vector<int64_t> first_lookup, first_bag;  // for each of `features`, and the end
+  std::vector<int64_t> first_lookup, first_bag;  // one entry for each of `features`, then the end
   int64_t rows = 0;
   std::unique_ptr<uint32_t[]> counts;  // [U] number of lookups of each row
 
   WordArena lookups;
   WordArena::Field slots;    // int32 [n] the received row of each lookup, feature by feature
   WordArena::Field offsets;  // int64 [F * B + 1] offsets of the bags; pooled only
-  WordArena::Field source;   // int64 [n] index of the lookup in the batch's values; absent: the same index
+  WordArena::Field
+      source;  // int64 [n] index of each lookup in the batch's values; absent if it is the lookup's own index
 
-  // Lookups sorted by row, for the backward pass.
+  // The lookups sorted by row, for the backward pass.
   bool sorted = false;
   WordArena segments;
   WordArena::Field segment_offsets;  // int32 [U + 1]
@@ -99,27 +101,28 @@ struct UniqueBatch {
   std::vector<OutOfRange> out_of_range;  // lookups of these ids read row 0
   std::vector<UniqueGroup> groups;
 
-  // Computes the segments of a group unless that was done before. Must not be called from two threads at a
-  // time.
+  // Computes the segments of a group, unless they are computed already. Two threads must not call this at the
+  // same time.
   void sort(int64_t group);
 
  private:
   void sort_feature(UniqueGroup* group, size_t f) noexcept;
 };
 
-// Deduplicates batches of one sharded collection. Its buffers are reused from batch to batch.
+// Deduplicator of the batches of one sharded collection. It reuses its buffers from batch to batch.
 class Deduplicator {
  public:
   explicit Deduplicator(std::shared_ptr<const SharedTables> shared);
 
-  // Deduplicates a batch, tables in parallel; the result does not depend on the number of threads.
-  // with_signals: collects the signals that the tables use. Throws std::invalid_argument.
+  // Deduplicates a batch, with the tables in parallel; the result does not depend on the number of threads.
+  // If `segments`, also sorts the lookups of all groups. If `with_signals`, also collects the signals that
+  // the tables use. Throws std::invalid_argument.
   std::unique_ptr<UniqueBatch> run(const BatchInput& input, bool segments, bool with_signals = false);
 
   const SharedTables& shared() const { return *shared_; }
 
-  // Returns the cell, out of 2^bits, where the search for an id begins. It uses another multiplier than id
-  // maps, because a batch may contain ids that are neighbours in an id map.
+  // Returns the cell, out of 2^bits cells, where the search for an id begins. The multiplier differs from the
+  // one in id maps, because the ids of a batch may be neighbours in an id map.
   static REC_SDK_ALWAYS_INLINE uint64_t home(int64_t id, int bits) {
     return IdSeed::fold(IdSeed::hash(id), 0xA0761D6478BD642Full) >> (64 - bits);
   }
@@ -132,12 +135,12 @@ class Deduplicator {
   struct Row {
     int64_t id;
     uint32_t count;
-    uint32_t slot;  // before placement: its owner rank
+    uint32_t slot;  // the received row; before place(), the owner rank
   };
-  struct Next {  // next positions of an id, its row and its signal words
+  struct Next {  // the next positions for an id, its received row and its signal words
     int64_t id, slot, word;
   };
-  struct alignas(64) TableRun {  // aligned, since threads write neighbouring elements
+  struct alignas(64) TableRun {  // aligned, because threads write to neighbouring elements
     int64_t first = 0, count = 0;
     int64_t rows = 0, wrong = 0, example = 0;
     int64_t first_in_group = 0;
@@ -163,7 +166,7 @@ class Deduplicator {
   Batch batch_;
   std::vector<TableRun> tables_;
   HugeArray<uint32_t> local_;  // [N] the row of each lookup, numbered within its table
-  HugeArray<Row> rows_;        // [N] rows of each table, from its first lookup on
+  HugeArray<Row> rows_;        // [N] the rows of each table, from the index of its first lookup on
   bool with_signals_ = false;
   HugeArray<IdSignals> signals_;  // [N] signals of each row, if they are collected
 };
