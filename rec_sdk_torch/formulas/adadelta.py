@@ -1,4 +1,4 @@
-"""Adadelta: the gradient times the ratio of the average size of former steps to the average size of gradients."""
+"""Adadelta: the gradient is scaled by the ratio of two root mean squares, of past steps and of gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _adadelta(r: Rows) -> None:
 
 
 def _average_squares(r: Rows, state: int, values: torch.Tensor) -> None:
-    """Updates the moving average of squares, the state number `state`, with the squares of `values`."""
+    """Updates state number `state`, a moving average of squares, with the squares of `values`."""
     r.states[state] = r.states[state] * r.c.rho + r.c.one_minus_rho * values * values
 
 

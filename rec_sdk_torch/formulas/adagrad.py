@@ -1,4 +1,4 @@
-"""Adagrad: the gradient divided by the root of the sum of its squares."""
+"""Adagrad: the step is the gradient divided by the root of the sum of all squared gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _adagrad(r: Rows) -> None:
 
 
 def decayed_rate(options: Options, t: int) -> Coefficients:
-    """Returns eps and the learning rate of update number `t`, which is negative if the optimizer maximizes."""
+    """Returns `eps` and, for update number `t`, the learning rate `lr`, negated if the optimizer maximizes."""
     lr = options["lr"] / (1 + (t - 1) * options["lr_decay"])
     return {"lr": -lr if options.get("maximize") else lr, "eps": options["eps"]}
 

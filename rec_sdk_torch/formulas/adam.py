@@ -1,4 +1,4 @@
-"""Adam and optimizers like it: moving averages of the gradient and of its square."""
+"""Adam and its variants, which use moving averages of the gradient and of its square."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTIAL_STATES = (StateSpec("exp_avg"), StateSpec("exp_avg_sq", rowwise=True))
 MOMENTS = "beta1 one_minus_beta1 beta2 one_minus_beta2"
 CORRECTED = f"lr eps {MOMENTS} inv_bias_correction1 inv_sqrt_bias_correction2"
 DECAY_OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
-"""FBGEMM's defaults, since TorchRec's classes have none."""
+"""Defaults of FBGEMM's optimizers; TorchRec's classes have no defaults."""
 _STEP = f"step_size eps {MOMENTS} inv_sqrt_bias_correction2"
 
 
@@ -70,7 +70,7 @@ def _betas(options: Options) -> Coefficients:
 
 
 def _signed_betas(options: Options) -> Coefficients:
-    """Returns the coefficients of the averages; with `maximize`, the average of the gradient takes in `-g`."""
+    """Returns the coefficients of both averages; with `maximize`, the first average is an average of `-g`."""
     betas = _betas(options)
     return {**betas, "one_minus_beta1": sign(options) * betas["one_minus_beta1"]}
 
@@ -88,7 +88,7 @@ def _sparse_adam_coefficients(options: Options, t: int) -> Coefficients:
 
 
 def corrected_coefficients(options: Options, t: int) -> Coefficients:
-    """Returns coefficients in which the bias corrections of update number `t` are separate from the learning rate."""
+    """Returns coefficients in which the learning rate and the bias corrections for update number `t` are separate."""
     beta1, beta2 = options["betas"]
     return {
         **_betas(options),
@@ -118,7 +118,7 @@ ADAMW = OptimizerSpec(
     {**ADAM.options, "weight_decay": 1e-2},
     lambda options, t: {**_adam_coefficients(options, t), "decoupled": options["lr"] * options["weight_decay"]},
     f"{ACCUMULATE}.AccumulateAdamW",
-    neutral={"decoupled_weight_decay": (True,)},  # torch's AdamW is an Adam with this option
+    neutral={"decoupled_weight_decay": (True,)},  # torch implements AdamW as Adam with this option
 )
 PARTIAL_ROWWISE_ADAM = OptimizerSpec(
     Formula("partial_rowwise_adam", _partial_rowwise_adam, f"{CORRECTED} decoupled", PARTIAL_STATES),

@@ -1,7 +1,7 @@
-"""Row-wise Adagrad that counts the updates of a row: CowClip, and FBGEMM's regularization by counters.
+"""Row-wise Adagrad that counts the updates of each row: CowClip, and FBGEMM's counter-based regularization.
 
-The states of a row are the sum; prev_iter, the number of its last update; and row_counter. The kernels' formulas are in
-op_kernels/common/rowwise_adagrad.h.
+A row has three states: `sum`, the sum of mean squares; `prev_iter`, the number of the row's last update; and
+`row_counter`, a decaying count of the row's updates. The kernels' formulas are in op_kernels/common/rowwise_adagrad.h.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _cowclip(r: Rows) -> None:
 
 
 def _count_update(r: Rows) -> torch.Tensor:
-    """Adds this update to the row's counter, which decays with the updates of the table in between, and returns it.
+    """Increments and returns the row's counter, which first decays once per update of the table since the row's last.
 
     Also sets state 1, the number of the row's last update.
     """
@@ -56,7 +56,7 @@ def _counted_adagrad(r: Rows) -> None:
     rate = rate + by_count * c.lr / (root(count * c.counted) + eps_of_count)
     faded = c.faded_l2 * c.lr / (size + eps_of_decay) + c.faded_decoupled
     kept = 1.0 - faded / count
-    r.states[1] = count * 0.0 + c.iter  # NaN where the count is NaN
+    r.states[1] = count * 0.0 + c.iter  # a NaN count makes this state NaN
     apply_step(r, kept, (change + 1.0) * rate)
 
 
@@ -72,7 +72,7 @@ def _adagradw(r: Rows) -> None:
 
 
 def _log_fade(halflife: int) -> float:
-    """Returns the logarithm of the factor by which a counter decays in one update: 1 without a half-life, 0 with 0."""
+    """Returns the logarithm of a counter's decay factor per update: 0 if `halflife` is negative, -1e9 if it is 0."""
     return -math.log(2) / halflife if halflife > 0 else 0.0 if halflife < 0 else -1e9
 
 
@@ -166,7 +166,7 @@ _COUNTER_MODES = {
     "weight_decay_mode": ("counter",),
     "counter_weight_decay_mode": ("none", "l2", "decouple"),
     "learning_rate_mode": ("equal", "tail_id_lr_increase", "tail_id_lr_decrease", "counter_sgd"),
-    "grad_sum_decay": ("no_decay",),  # FBGEMM's kernels support no other mode
+    "grad_sum_decay": ("no_decay",),  # the only mode of FBGEMM's kernels
 }
 _STATES = (SUM, PREV_ITER, StateSpec("row_counter", rowwise=True, counter=True))
 

@@ -1,4 +1,4 @@
-"""LAMB: a step of Adam, scaled to the norm of the weight (trust ratio)."""
+"""LAMB: the step of Adam, scaled by the norm of the weight divided by the norm of the step (trust ratio)."""
 
 from __future__ import annotations
 

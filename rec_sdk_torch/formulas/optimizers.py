@@ -19,12 +19,12 @@ SPECS = UPDATES + tuple(
 """All optimizers: `UPDATES`, and their variants with an accumulation buffer."""
 
 FORMULAS: Mapping[str, Formula] = {spec.kernel: spec.formula for spec in UPDATES}
-"""The formulas by the name of their kernel, in the order of the list in `op_kernels/common/optimizers.h`."""
+"""The formulas by kernel name, in the order of the list in `op_kernels/common/optimizers.h`."""
 
 
 @functools.cache
 def same_states(kernel: str, other: str) -> bool:
-    """Returns whether two kernels, given by name, have the same states: they differ at most in weight decay."""
+    """Returns whether two named kernels have the same states, that is, differ at most in weight decay."""
     first, second = (FORMULAS[name].undecayed or name if name in FORMULAS else name for name in (kernel, other))
     return first == second
 
@@ -41,7 +41,7 @@ def class_name(cls: type) -> str:
 
 
 def spec_for(cls: type, options: Options | None = None) -> OptimizerSpec:
-    """Returns the spec of an optimizer class with the keywords `options`.
+    """Returns the spec that an optimizer class and its keywords `options` select.
 
     Raises:
         TypeError: there is no fused update for the class; the message lists the supported classes.
@@ -50,12 +50,12 @@ def spec_for(cls: type, options: Options | None = None) -> OptimizerSpec:
 
 
 def specs_of_class(spec: OptimizerSpec) -> list[OptimizerSpec]:
-    """Returns all specs of the same optimizer class; the one with fewest options is first."""
+    """Returns all specs of the optimizer class of `spec`; the spec with the fewest options is first."""
     return _BY_CLASS[spec.classes[0]]
 
 
 def modes_of(spec: OptimizerSpec, option: str) -> list[str]:
-    """Returns all modes that an option may have when the optimizer class is applied."""
+    """Returns all modes that `option` may have, in any spec of the optimizer class of `spec`."""
     return list(dict.fromkeys(mode for other in specs_of_class(spec) for mode in other.modes.get(option, ())))
 
 

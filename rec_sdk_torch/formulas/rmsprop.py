@@ -1,4 +1,4 @@
-"""RMSprop: the gradient divided by the root of a moving average of its square."""
+"""RMSprop: the step is the gradient divided by the root of a moving average of its square."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _rms_step(r: Rows) -> torch.Tensor:
 
 
 def _centered_step(r: Rows) -> torch.Tensor:
-    """Updates both averages, and returns the gradient divided by the root of the new variance.
+    """Updates the averages of the gradient and of its square; returns the gradient divided by the root of the variance.
 
-    The variance is computed from the old averages and the gradient.
+    The variance belongs to the new averages, but is computed from the old averages and the gradient.
     """
     decayed, average = _gradient(r), r.states[-1]
     distance = decayed - average
@@ -44,7 +44,7 @@ def _centered_step(r: Rows) -> torch.Tensor:
 
 
 def _rmsprop(step: Callable[[Rows], torch.Tensor], momentum: bool = False) -> Callable[[Rows], None]:
-    """Returns the formula that moves weights by `step`, or by a momentum buffer of steps."""
+    """Returns the formula that subtracts `lr` times `step`, or with `momentum` a momentum buffer of steps."""
 
     def update(r: Rows) -> None:
         moved = step(r)

@@ -1,4 +1,4 @@
-"""The arguments of a formula (`Rows`, `Coefficients`), and arithmetic that formulas share."""
+"""The arguments of a formula (`Rows`, `Coefficients`), and arithmetic shared by formulas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 class Coefficients:
-    """Named columns of the coefficients, float32 `[rows, 16]`: attribute `lr` is the column `lr`, `[rows, 1]`."""
+    """The coefficients, float32 `[rows, 16]`, with their columns as attributes, such as `lr`, `[rows, 1]`."""
 
     def __init__(self, columns: torch.Tensor, names: str) -> None:
         self._columns, self._indices = columns, {name: i for i, name in enumerate(names.split(), 1)}
@@ -44,7 +44,7 @@ class Rows:
 
     def mean_of_squares(self, values: torch.Tensor) -> torch.Tensor:
         """Returns the mean square of each row of `[rows, D]`, as `[rows, 1]`."""
-        # A tensor as divisor: torch may turn the division by a Python number into a product with its reciprocal.
+        # The divisor is a tensor, because torch may multiply by the reciprocal of a Python number instead of dividing.
         dim = torch.full((1, 1), float(values.shape[1]), device=values.device)
         return self.sum_of_row(values * values) / dim
 
@@ -65,17 +65,17 @@ def _has_float64(device_type: str) -> bool:
 def root(values: torch.Tensor) -> torch.Tensor:
     """Returns the correctly rounded square root of float32 values.
 
-    torch's float32 root is not correctly rounded everywhere: on the CPU, one in five results is the next number. The
-    root in float64, rounded to float32, is. A device without float64 uses its own float32 root.
+    torch's float32 root is not correctly rounded everywhere: on the CPU, one in five results is a neighbouring number.
+    The float64 root, rounded to float32, is correctly rounded. A device without float64 uses its own float32 root.
     """
     return values.double().sqrt().float() if _has_float64(values.device.type) else values.sqrt()
 
 
 def at_most(values: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:
-    """Returns the elementwise minimum of values and bound; NaN for a NaN."""
+    """Returns the elementwise minimum of `values` and `bound`; NaN where a value is NaN."""
     return torch.where(values > bound, bound, values)
 
 
 def at_least(values: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:
-    """Returns the elementwise maximum of values and bound; NaN for a NaN."""
+    """Returns the elementwise maximum of `values` and `bound`; NaN where a value is NaN."""
     return torch.where(values < bound, bound, values)

@@ -1,6 +1,7 @@
 """Row-wise Adagrad with weight decay, norm bounds and ensembles, as in op_kernels/common/rowwise_adagrad.h.
 
-The last states of a row are `sum`, the sum of mean squares, and then `prev_iter`, the number of the row's last update.
+A row's states end with `sum`, the sum of mean squares, or with `sum` and `prev_iter`, the number of the row's last
+update.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ PREV_ITER = StateSpec("prev_iter", rowwise=True, counter=True)
 
 
 def adagrad_rate(r: Rows, squared: torch.Tensor, state: int = 0) -> torch.Tensor:
-    """Adds the mean square of `squared` to the row's sum, the state number `state`; returns lr / (sqrt(sum) + eps)."""
+    """Adds the mean square of `squared` to the row's sum in state number `state`; returns lr / (sqrt(sum) + eps)."""
     r.states[state] = r.states[state] + r.mean_of_squares(squared)
     return r.c.lr / (root(r.states[state]) + r.c.eps)
 
 
 def apply_step(r: Rows, kept: torch.Tensor, rate: torch.Tensor) -> None:
-    """Multiplies the weight by `kept`, and subtracts `rate` times the gradient."""
+    """Multiplies the weight by `kept`, then subtracts `rate` times the gradient."""
     r.w = r.w * kept - rate * r.g
 
 
@@ -35,15 +36,15 @@ def _rowwise_adagrad(r: Rows) -> None:
 
 
 def _decay_and_rate(r: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the factor by which the weight decays, and the rate of the gradient."""
+    """Returns the factor that weight decay applies to the weight, and the factor of the gradient."""
     rate = adagrad_rate(r, r.g + r.c.l2 * r.w, len(r.states) - 1)
     return (1.0 - r.c.decoupled) - r.c.l2 * rate, rate
 
 
 def _bounded(r: Rows) -> None:
-    """Updates rows and scales each to a norm of at most `max_norm`.
+    """Updates rows, and scales the weight of each row down to a norm of at most `max_norm`.
 
-    Also the formula of ensembles, whose other state, an average of the weight, changes in the table pass only.
+    Ensembles use this formula too. Their other state, an average of the weight, changes only in the table pass.
     """
     kept, rate = _decay_and_rate(r)
     norm = at_most(at_least(r.norm(r.w * kept - rate * r.g), LEAST_NORM), LARGEST)

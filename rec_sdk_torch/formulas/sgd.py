@@ -39,7 +39,7 @@ def _lars_sgd(r: Rows) -> None:
 def _with_momentum(options: Options, t: int) -> Coefficients:
     """Returns the coefficients of torch's SGD with momentum.
 
-    The first update adds the gradient to the buffer without dampening. Without momentum the buffer does not change.
+    Dampening does not apply to the first update. If `momentum` is 0, the momentum buffer does not change.
     """
     momentum = options["momentum"]
     moves = {
@@ -97,7 +97,7 @@ LARS_SGD = OptimizerSpec(
     Formula("lars_sgd", _lars_sgd, "scaled_lr momentum weight_decay", (StateSpec("momentum"),)),
     "LarsSGD",
     (f"{TORCHREC}.LarsSGD",),
-    {"lr": 1e-2, "eta": 1e-3, "momentum": 0.9, "weight_decay": 0.0},  # FBGEMM's: TorchRec's class has no defaults
+    {"lr": 1e-2, "eta": 1e-3, "momentum": 0.9, "weight_decay": 0.0},  # FBGEMM's defaults
     _lars_rates,
     f"{ACCUMULATE_TORCHREC}.AccumulateLarsSGD",
 )

@@ -1,4 +1,4 @@
-"""The description of an optimizer: its formula, and its options for the host side."""
+"""The description of an optimizer: its formula, and the options that the host side handles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCUMULATE_TORCHREC = "rec_sdk_torch.optim.accumulate_torchrec"
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state block of a row: `[D]`, or `[1]` if `rowwise`. A `counter` is float32 whatever the state dtype is."""
+    """One state block of a row: `[D]`, or `[1]` if `rowwise`. A `counter` is float32, whatever `state_dtypes` says."""
 
     name: str
     rowwise: bool = False
@@ -33,13 +33,13 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class Formula:
-    """An update of rows. Each backend's kernel and the function in plain torch compute it with the same bits.
+    """An update of rows. The kernel of each backend and the function in plain torch give bit-identical results.
 
     Attributes:
         kernel: the name of the formula in `rec_sdk::update_rows`.
         update: the function in plain torch, which assigns new weights and states.
-        coefficients: the names of a table's coefficients, separated by spaces, from column 1 on as in the kernel's
-            struct.
+        coefficients: the names of a table's coefficients, separated by spaces, in the order of the kernel's struct.
+            The first one is in column 1.
         states: the state blocks of a row, in the order of the record: blocks of `[D]` come first.
         undecayed: the name of the kernel without weight decay that has the same states; "" if there is none.
     """
@@ -57,16 +57,17 @@ class Formula:
 
 @dataclass(frozen=True)
 class TablePass:
-    """Work of an optimizer on all rows of its tables, made in chunks before some updates.
+    """A pass of an optimizer over all rows of its tables, made in chunks before some updates.
 
-    It either changes the rows, or computes a number from them that becomes an option.
+    A pass either changes the rows, or computes a number from them and sets an option to it.
 
     Attributes:
-        parts: the parts of a row that it reads: `weight`, or names of states.
+        parts: the parts of a row that the pass reads: `weight`, or names of states.
         due: (options, t) -> whether the pass must be made before update number t.
-        rows: (options, t, parts) -> None after changing the parts of a chunk in place; or, if `option` is set, a
-            number. The rows do not change then, and 1 plus the greatest number of all chunks becomes the option.
-        option: the name of the option that the pass sets; None: the pass changes rows.
+        rows: (options, t, parts) -> result for one chunk. If `option` is None, the function changes the parts in place
+            and returns None. Otherwise it returns a number, and the option is set to 1 plus the largest number of all
+            chunks.
+        option: the name of the option that the pass sets; None if the pass changes rows.
     """
 
     parts: tuple[str, ...]
@@ -85,7 +86,7 @@ class OptimizerSpec:
             family.
         classes: qualified names of the optimizer classes.
         options: the supported keywords with their defaults, which are the defaults of torch's class.
-        coefficients: (options, t) -> the coefficients of the formula by name, for update number t, as Python floats.
+        coefficients: (options, t) -> the formula's coefficients for update number t, as Python floats by name.
         accumulate_class: qualified name of the Accumulate class; "" if there is none.
         accumulates: whether this is an Accumulate variant, with the options `use_accumulate` and `accumulate_step`.
         applies_to: (keywords) -> whether the keywords select this spec. A class may have several specs; the last one
@@ -93,11 +94,11 @@ class OptimizerSpec:
         example: keywords to which this spec applies, for tests and benchmarks.
         table_pass: work on all rows of the tables before some updates; None: there is none.
         modes: for each option that names a mode, the allowed modes; the option may change between them.
-        neutral: unsupported keywords of the class with the values that are accepted all the same, if these differ from
-            the usual ones.
-        problem: (options) -> a sentence about options that exclude each other, or None.
-        collects_gradients: whether gradients are summed until a call takes them; no update is made then, and no kernel
-            runs.
+        neutral: for unsupported keywords of the class, the values that are accepted nevertheless, where these differ
+            from the usual neutral values.
+        problem: (options) -> a sentence that names options that exclude each other, or None.
+        collects_gradients: whether gradients are only summed, until the user takes them; there is no update and no
+            update kernel.
     """
 
     formula: Formula
@@ -132,10 +133,10 @@ class OptimizerSpec:
 
 
 def with_l2(spec: OptimizerSpec) -> OptimizerSpec:
-    """Returns the optimizer with torch's weight decay, which adds `weight_decay * w` to the gradient (L2).
+    """Returns `spec` with torch's weight decay (L2), which adds `weight_decay * w` to the gradient.
 
-    The kernels call it `WithL2`. With `maximize`, a spec negates a coefficient and not the gradient; the decay is then
-    subtracted from the gradient.
+    The kernels call this optimizer `WithL2`. With `maximize`, a spec negates a coefficient instead of the gradient, so
+    the decay is subtracted from the gradient.
     """
     formula = spec.formula
 
@@ -164,6 +165,6 @@ def sign(options: Options) -> float:
 
 
 def mode_name(mode: object) -> str | None:
-    """Returns the lower-case name of a mode, given as text or as a member of an FBGEMM enum; None for other objects."""
+    """Returns the lower-case name of a mode, a string or a member of an FBGEMM enum; None for other objects."""
     name = getattr(mode, "name", mode)
     return name.lower() if isinstance(name, str) else None

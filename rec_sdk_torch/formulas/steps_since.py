@@ -1,4 +1,4 @@
-"""Arithmetic on the iteration of a row's last update; op_kernels/common/row_steps.h has the same functions."""
+"""Arithmetic on the number of a row's last update; op_kernels/common/row_steps.h has the same functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .rows import at_least, at_most
 
 
 def steps_since(last: torch.Tensor, iteration: torch.Tensor) -> torch.Tensor:
-    """Counts the updates of the table since the row's last update; 1 for a row that was never updated."""
+    """Counts the table's updates since the row's last update; the result is 1 for a row that was never updated."""
     return at_most(last, 1.0) * ((iteration - 1.0) - last) + 1.0
 
 
@@ -26,10 +26,10 @@ def expm1_of_256th(y: torch.Tensor) -> torch.Tensor:
 def expm1_of_steps(
     last: torch.Tensor, iteration: torch.Tensor, uncounted: float, log: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Computes exp(log * (steps - uncounted)) - 1 for the steps since the row's last update.
+    """Computes exp(log * (steps - uncounted)) - 1, where steps is `steps_since(last, iteration)`.
 
     Returns:
-        The values, and the new iteration of the row's last update, both `[rows, 1]`.
+        The values, and the new number of the row's last update, both `[rows, 1]`.
     """
     x = at_least((steps_since(last, iteration) - uncounted) * log, -80.0) * (1 / 256)
     return expm1_of_256th(x), x * 0.0 + iteration
@@ -41,7 +41,7 @@ def above(values: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:
 
 
 def logarithm(x: torch.Tensor) -> torch.Tensor:
-    """Computes the logarithm of numbers from 1 to 2^31: divides by powers of two, then sums the series of artanh."""
+    """Computes the natural logarithm of numbers from 1 to 2^31: divides by powers of two, then sums artanh's series."""
     log = x * 0.0
     powers = {65536.0: 11.090354889, 256.0: 5.545177444, 16.0: 2.772588722, 4.0: 1.386294361, 2.0: 0.693147181}
     for power, log_of_power in powers.items():

@@ -193,7 +193,7 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
         tables: configs of the tables. `EmbCacheEmbeddingBagConfig` defines a hash table, whose ids are any int64;
             TorchRec's `EmbeddingBagConfig` defines an index table, whose ids are 0 to `num_embeddings - 1`.
         world_size: number of ranks whose batches share one cache. This argument, `batch_size` and `multi_hot_sizes`
-            have an effect only if `cache` is None.
+            only estimate the largest batch, a lower bound of the cache size. `cache` as an int ignores the bound.
         batch_size: samples per batch of one rank; larger batches are allowed. None: a batch counts as one row.
         multi_hot_sizes: ids per sample of each table. None: one for each of its features.
         is_weighted: whether bags are sums weighted by the batch's weights, float `[n]`, which may require grad.

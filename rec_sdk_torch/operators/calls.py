@@ -1,7 +1,7 @@
-"""Calls of the operators.
+"""Functions that call the operators.
 
-The first call on a device loads the kernels of its backend. If the backend has no kernel for the operator, the default
-kernel in plain torch is used.
+The first call on a device loads the kernels of the device's backend. If the backend has no kernel for the operator, the
+default kernel in plain torch runs.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["accumulate_rows", "call_once", "empty_output", "lookup_pooled", "loo
 
 
 def call_once(operator: Any, arguments: Sequence[object], result: list[Any]) -> None:
-    """Calls an operator that must not run twice, and appends its result to `result`, unless this was done before.
+    """Calls an operator and appends its result to `result`; does nothing if `result` has an element already.
 
-    No signal handler, such as Ctrl-C's, runs between the call and the append, since both happen in C code. So `result`
-    shows after an interrupt whether the operator ran.
+    No signal handler, such as the handler of Ctrl-C, runs between the call and the append, since both happen in C code.
+    So after an interrupt, `result` shows whether the operator ran.
 
     Args:
         operator: an overload of an operator, such as `ops.update_rows.default`.
@@ -77,7 +77,7 @@ def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
         if not _is_strided(each):
             raise NotImplementedError(f"rec_sdk::{name} takes strided tensors, got one that is {each.layout}")
     kernel = _default_kernel(name, tensor.device.type)
-    # As in a C++ kernel: autograd records nothing, and tensors of inference mode can be written.
+    # With this guard, as in a C++ kernel, autograd records nothing and inference tensors can be written.
     guard = torch._C._AutoDispatchBelowADInplaceOrView()
     guard.__enter__()
     try:
@@ -85,10 +85,10 @@ def _load_and_call(name: str, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(done, Write):
             return done
         to, at, rows, result = done
-        to[at] = rows  # nothing may follow the write but the return, see `Write`
+        to[at] = rows  # only the return may follow the write, see `Write`
         return result
     except BaseException:
-        guard.__exit__(None, None, None)  # explicitly, since the traceback keeps the guard alive
+        guard.__exit__(None, None, None)  # needed because the traceback keeps the guard alive
         raise
 
 
@@ -97,20 +97,20 @@ for _name in OPERATORS:
 
 _HOST = torch.empty(0, device="cpu")
 _LARGE_OUTPUT = 4 << 20
-"""Least bytes of an output for which `ops.empty_output` reuses memory. For less, torch.empty is quicker to call."""
+"""Size in bytes from which `ops.empty_output` allocates an output. Below it, torch.empty is faster."""
 
 
 def empty_output(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
     """Returns an uninitialised float32 tensor for the output of a lookup.
 
-    A large one on the CPU reuses the memory of a deleted output; see `torch_npu_ext/ops/output_memory.h`.
+    On the CPU, a large tensor reuses the memory of a deleted output; see `torch_npu_ext/ops/output_memory.h`.
     """
     if device.type == "cpu" and 4 * shape[0] * shape[1] >= _LARGE_OUTPUT:
         return cast("torch.Tensor", ops.empty_output(_HOST, *shape))
     return torch.empty(shape, dtype=torch.float32, device=device)
 
 
-# Direct calls, without a Python frame between caller and operator: faster, and required by `tbe.cache.update_journal`.
+# These call the operator without a Python frame in between, which is faster and required by `tbe.cache.update_journal`.
 lookup_pooled: Callable[..., None] = ops.lookup_pooled.default._op
 lookup_sequence: Callable[..., torch.Tensor] = ops.lookup_sequence.default._op
 update_rows: Callable[..., None] = ops.update_rows.default._op

@@ -1,7 +1,7 @@
-"""The record of a row in Python: typed views of weight and states in a buffer of records.
+"""The record of a row: typed views of weight and states in a buffer of records.
 
-The layout is defined in `op_kernels/common/record.h`: the weight, then state blocks at multiples of 4 bytes. Records
-begin at multiples of 16 bytes.
+The layout is defined in `op_kernels/common/record.h`: the weight, then state blocks at offsets that are multiples of 4
+bytes. Records begin at multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ OVERFLOW = {
     for dtype in WEIGHT_DTYPES
     for limits in [torch.finfo(dtype)]
 }
-"""For each dtype, the least number that rounds to infinity."""
+"""The smallest number that rounds to infinity, by dtype."""
 
 
 def is_representable(dtype: torch.dtype, *numbers: float) -> bool:
     """Returns whether all numbers are finite in `dtype`, one of `WEIGHT_DTYPES`."""
-    return all(abs(number) < OVERFLOW[dtype] for number in numbers)  # False for NaN
+    return all(abs(number) < OVERFLOW[dtype] for number in numbers)  # a NaN gives False
 
 
 def _round_up(value: int, step: int) -> int:
@@ -53,11 +53,11 @@ class RecordLayout:
     state_dtypes: tuple[torch.dtype, ...] = ()
 
     def state_dtype(self, index: int) -> torch.dtype:
-        """Returns the dtype of the state block number `index`."""
+        """Returns the dtype of state block `index`."""
         return self.state_dtypes[index] if self.state_dtypes else torch.float32
 
     def state_offset(self, index: int) -> int:
-        """Returns the byte offset of the state block number `index`; for the number after the last, the end of all."""
+        """Returns the byte offset of state block `index`; with the number of blocks as `index`, the end of the last."""
         end = self.dim * self.weight_dtype.itemsize
         for before, elements in enumerate(self.state_elements[:index]):
             end = _round_up(end, 4) + elements * self.state_dtype(before).itemsize
@@ -73,7 +73,7 @@ class RecordLayout:
         return records.view(self.weight_dtype)[:, : self.dim]
 
     def state(self, records: torch.Tensor, index: int) -> torch.Tensor:
-        """Returns a view `[n, D]` or `[n, 1]` of the state block number `index` in `records`, uint8 `[n, bytes]`."""
+        """Returns a view, `[n, D]` or `[n, 1]`, of state block `index` in `records`, uint8 `[n, bytes]`."""
         dtype = self.state_dtype(index)
         begin = self.state_offset(index) // dtype.itemsize
         return records.view(dtype)[:, begin : begin + self.state_elements[index]]

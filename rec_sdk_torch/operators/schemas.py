@@ -1,10 +1,10 @@
-"""Schemas of the operators `torch.ops.rec_sdk.*`, with a fake kernel each (shapes for tracing), and the kernel library.
+"""Schemas and fake kernels (shapes for tracing) of the operators `torch.ops.rec_sdk.*`, and the kernel library.
 
-`op_kernels/<operator>/README.md` has shapes, dtypes and orders of summation. All tensors of a call are on one device;
-only the copied rows may be in pinned host memory if the cache is on CUDA.
+`op_kernels/<operator>/README.md` describes shapes, dtypes and orders of summation. All tensors of a call are on one
+device, except that copied rows may be in pinned host memory if the cache is on CUDA.
 
-The operators have no autograd registration: the fused update changes the cache in place. The only gradient of a lookup,
-with respect to `per_sample_weights`, is the operator `pooled_weights_grad`.
+The operators have no autograd registration, because the fused update changes the cache in place. A lookup has only one
+gradient, with respect to `per_sample_weights`; the operator `pooled_weights_grad` computes it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _library.rec_sdk_coefficient_names.restype = ctypes.c_char_p
 def parallel_runner() -> tuple[int, int]:
     """Returns two addresses of C functions for `_engine.set_parallel_runner`.
 
-    The first function runs work on torch's threads, the second returns the number of these threads.
+    The first function runs work on torch's threads; the second returns the number of torch's threads.
     """
     functions = _library.rec_sdk_run_pieces, _library.rec_sdk_thread_count
     runner, threads = (cast("int", ctypes.cast(function, ctypes.c_void_p).value) for function in functions)
@@ -66,11 +66,11 @@ def parallel_runner() -> tuple[int, int]:
 
 
 COEFFICIENTS = 16
-"""Columns of the coefficients, one row for each table, in `rec_sdk::update_rows`."""
+"""Number of columns of the argument `coefficients` of `rec_sdk::update_rows`, which has a row for each table."""
 
 
 def coefficient_names(optimizer: str) -> list[str]:
-    """Returns the names of the columns of `update_rows`' coefficients, from column 1 on, for an optimizer's name.
+    """Returns the names of an optimizer's coefficients in `update_rows`, in the order of their columns from column 1.
 
     Raises:
         ValueError: there is no optimizer of this name.
@@ -88,7 +88,7 @@ def cpu_isa() -> str:
 
 
 def select_cpu_isa(name: str = "") -> None:
-    """Selects the CPU kernels compiled for the instruction set `name`; "" selects the best one. Results do not change.
+    """Selects the CPU kernels compiled for an instruction set; "" selects the best one. Results do not change.
 
     Raises:
         ValueError: this build or this machine does not support the instruction set.
@@ -103,11 +103,11 @@ OPERATORS: list[str] = []
 
 
 def _check_devices(name: str, tensors: dict[str, object], host_rows: tuple[str, ...]) -> None:
-    """Checks that all tensors are on one device, for calls with a meta tensor, which run the fake kernel only.
+    """Checks that all tensors are on one device. Calls with a meta tensor need it, as they run only the fake kernel.
 
     Args:
         name: the name of the operator.
-        tensors: the arguments by name; other values than tensors and lists of tensors are ignored.
+        tensors: the arguments by name; values that are neither tensors nor lists of tensors are ignored.
         host_rows: names of arguments that may be on the host if the others are on CUDA.
 
     Raises:
@@ -133,8 +133,8 @@ def _operator(schema: str, fake: Callable[..., torch.Tensor] | None = None, host
 
     Args:
         schema: the name, arguments and results of the operator.
-        fake: a function of the named arguments that returns an empty result for tracing; None: the operator only
-            writes in place.
+        fake: a function that takes the named arguments and returns an empty result for tracing; None if the operator
+            only writes in place.
         host_rows: names of arguments that may be on the host if the others are on CUDA.
     """
     name = schema.partition("(")[0]

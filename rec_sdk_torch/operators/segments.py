@@ -1,4 +1,4 @@
-"""Hot segments: rows with so many lookups in a batch that a device sums their gradients in parts."""
+"""Hot segments: rows with so many lookups in a batch that their gradients are summed in several parts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def hot_segments(segment_offsets: np.ndarray) -> np.ndarray:
     """Computes the argument `hot_segments` of `update_rows` and `accumulate_rows`.
 
     Args:
-        segment_offsets: int32 `[U + 1]`, where the lookups of each row begin.
+        segment_offsets: index of each row's first lookup, and finally the total number of lookups, int32 `[U + 1]`.
 
     Returns:
-        int32 `[H, 4]`, one line for each row with more than `HOT_LOOKUPS` lookups, ascending: the row, its first
-        lookup, its number of full chunks of `HOT_LOOKUPS`, and the number of chunks in the lines before.
+        int32 `[H, 4]`, one line for each row with more than `HOT_LOOKUPS` lookups, in ascending order. A line has the
+        row, its first lookup, its number of full chunks of `HOT_LOOKUPS`, and the sum of the chunks of earlier lines.
     """
     lengths = np.diff(segment_offsets)
     rows = np.flatnonzero(lengths > HOT_LOOKUPS)

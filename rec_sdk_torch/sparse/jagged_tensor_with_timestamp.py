@@ -1,4 +1,4 @@
-"""Jagged tensors with a timestamp for each id, for tables that evict ids by age; and click labels of samples."""
+"""Jagged tensors with a timestamp for each id, for tables that evict ids by age, and with click labels of samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JaggedTensorWithTimestamp(JaggedTensor):
     Args:
         values: ids, int32 or int64 `[n]`.
         weights: float `[n]`; None: no weights.
-        lengths, offsets: integers `[B]` and `[B + 1]`; one of them is enough.
+        lengths, offsets: integers `[B]` and `[B + 1]`; one of the two is enough.
         timestamps: the time of each id in seconds, int32 or int64 `[n]`; None: no timestamps.
 
     Example:
@@ -142,10 +142,10 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> KeyedJaggedTensorWithTimestamp:
-        """Joins the jagged tensors of a dict, by key, to one keyed jagged tensor.
+        """Returns one keyed jagged tensor with the keys and jagged tensors of a dict.
 
         Raises:
-            ValueError: some of them have timestamps and some have not.
+            ValueError: some of the jagged tensors have timestamps and others have none.
         """
         stamps = [getattr(jagged, "timestamps", None) for jagged in jt_dict.values()]
         if any(stamp is None for stamp in stamps) and any(stamp is not None for stamp in stamps):
@@ -173,7 +173,7 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
                 extra.record_stream(stream)
 
     def split(self, segments: list[int]) -> list[KeyedJaggedTensor]:
-        """Splits the keys into consecutive parts of these numbers of keys."""
+        """Splits the batch by keys: the parts have `segments` consecutive keys each."""
         borders = self.offset_per_key()
         parts: list[KeyedJaggedTensor] = []
         first = 0
@@ -185,7 +185,7 @@ class KeyedJaggedTensorWithTimestamp(KeyedJaggedTensor):
         return parts
 
     def permute(self, indices: list[int], indices_tensor: torch.Tensor | None = None) -> KeyedJaggedTensor:
-        """Returns the keys at `indices`, in this order."""
+        """Returns a batch with the keys at `indices`, in this order."""
         stamps, borders = self._timestamps, self.offset_per_key()
         if stamps is not None:
             parts = [stamps[borders[index] : borders[index + 1]] for index in indices]
@@ -234,14 +234,14 @@ def with_click_labels(features: Features, click_labels: torch.Tensor) -> Feature
     `KeyedJaggedTensorWithTimestamp` keep them. `EmbCacheTrainPipelineSparseDist` calls this with `batch.click_labels`.
 
     Args:
-        features: a batch of B samples; changed in place.
+        features: a batch of B samples, modified in place.
         click_labels: whole numbers up to 2**31 - 1, `[B]` or `[B, 1]`; a negative number means no click.
 
     Returns:
         `features` itself.
 
     Raises:
-        TypeError, ValueError: labels are not one whole number per sample, or one exceeds int32.
+        TypeError, ValueError: labels are not one whole number per sample, or a label exceeds int32.
 
     Example:
         >>> import torch

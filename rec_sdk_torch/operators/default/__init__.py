@@ -1,11 +1,12 @@
 """Default kernels: the operators in plain torch, slow, for devices whose backend has no kernel for them.
 
-Every sum has the order that the kernels document, and every formula rounds where the kernels round. The results have
-the bits of the CPU kernels on devices whose `+ - * /` round as IEEE 754 requires and that have float64 (for square
-roots). The default kernels also check the contents of index tensors, for which the host waits for the device.
+Every sum has the order that the kernels document, and every formula rounds where the kernels round. Results are
+bit-identical to the CPU kernels' on devices whose `+ - * /` round as IEEE 754 requires and that have float64, which
+square roots need. The default kernels also check the contents of index tensors; for these checks the host waits for the
+device.
 
-`KERNELS` has the function of each operator by name, with the parameters of its schema. An operator that must not run
-twice does not write its result, but returns it as a `Write`.
+`KERNELS` maps each operator's name to its function, which has the parameters of the operator's schema. The function of
+an operator that must not run twice returns its result as a `Write` instead of writing it.
 """
 
 from __future__ import annotations

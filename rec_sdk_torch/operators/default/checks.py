@@ -1,4 +1,4 @@
-"""Argument checks with the messages of `torch_npu_ext/ops`: types, shapes, strides, devices, contents of indices."""
+"""Argument checks with the messages of `torch_npu_ext/ops`: types, shapes, strides, devices, and index values."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NAMES = {
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Returns the name of a dtype in C++ messages, such as "Float"."""
+    """Returns the name that C++ messages use for a dtype, such as "Float"."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
 
 
 class Checker:
-    """The argument checks of one operator call. A failed check raises RuntimeError with operator and argument.
+    """The argument checks of one operator call. A failed check raises a RuntimeError that names operator and argument.
 
     Attributes:
         operator: the name of the operator.
@@ -58,14 +58,14 @@ class Checker:
         self.require(tensor.is_contiguous(), f"{name} must be contiguous; call .contiguous() on it")
 
     def vector(self, name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int | None = None) -> None:
-        """Checks that a tensor is a contiguous vector of `size` elements; None: of any size."""
+        """Checks that a tensor is a contiguous vector with `size` elements; None allows any number."""
         self.tensor(name, tensor, dtype, 1)
         found = tensor.shape[0]
         self.require(size is None or found == size, f"{name} must have {size} element(s), got {found}")
         self.contiguous(name, tensor)
 
     def matrix(self, name: str, tensor: torch.Tensor) -> None:
-        """Checks that a tensor is a float32 matrix with contiguous rows; without elements, any strides are allowed."""
+        """Checks that a tensor is a float32 matrix with contiguous rows; an empty matrix may have any strides."""
         self.tensor(name, tensor, torch.float32, 2)
         if tensor.numel():
             self._row_strides(name, tensor)
@@ -77,7 +77,7 @@ class Checker:
         self.require(rows <= 1 or down >= columns, enough)
 
     def storage_dtype(self, name: str, dtype: torch.dtype) -> None:
-        """Checks that a dtype is one in which weights can be stored."""
+        """Checks that weights can be stored in a dtype."""
         good = dtype in (torch.float32, torch.float16, torch.bfloat16)
         self.require(good, f"{name} must be of Float, Half or BFloat16, got {type_name(dtype)}")
 
@@ -107,7 +107,7 @@ class Checker:
         )
 
     def require_none(self, bad: torch.Tensor, message: Callable[[int], str]) -> None:
-        """Raises if an element of `bad`, bool `[n]`, is True; `message` makes the text from the first such index."""
+        """Raises if an element of `bad`, bool `[n]`, is True; `message` maps the first such index to the error text."""
         if bool(bad.any()):
             self.require(False, message(int(bad.nonzero()[0, 0])))
 
@@ -132,10 +132,10 @@ class Checker:
         return wide
 
     def slices(self, columns: torch.Tensor, dim: int, width: int) -> list[int]:
-        """Checks that a slice of `dim` columns from each of `columns`, int64 `[features]`, lies in `width` columns.
+        """Checks that each slice of `dim` columns that begins at one of `columns` lies within `width` columns.
 
         Returns:
-            `columns` as ints.
+            `columns`, int64 `[features]`, as a list of ints.
         """
         starts: list[int] = columns.tolist()
         for index, column in enumerate(starts):
@@ -149,9 +149,9 @@ class Checker:
     def indices_by_source(
         self, name: str, values: torch.Tensor, source: torch.Tensor | None, limits: Sequence[int]
     ) -> torch.Tensor:
-        """Checks that each of `values`, int32 `[n]`, is in `[0, limits[source])`; returns them as int64.
+        """Checks that `values[i]` is in `[0, limits[source[i]])` for each i; returns the values as int64.
 
-        Without `source`, `limits` has one element, which is the limit of all values.
+        `values` is int32 `[n]`. Without `source`, `limits` has one element, which is the limit of all values.
         """
         if source is None:
             return self.indices(name, values, limits[0])

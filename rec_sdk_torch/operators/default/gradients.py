@@ -1,4 +1,4 @@
-"""The sum of each row's gradients, for update_rows and accumulate_rows; and the kernel of accumulate_rows."""
+"""Sums of each row's gradients, for update_rows and accumulate_rows, and the kernel of accumulate_rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Optional = torch.Tensor | None
 
 
 class Gradients:
-    """The gradients of a batch's lookups, grouped by row: arguments as in op_kernels/update_rows/README.md.
+    """The gradients of a batch's lookups, grouped by row. op_kernels/update_rows/README.md describes the arguments.
 
     Attributes:
         slots: int64 `[U]`, the cache slot of each row; set by `check_contents`.
@@ -74,7 +74,7 @@ class Gradients:
             self._column = check.indices_by_source("grad_column", grad_column, self._source, begins)
 
     def sums(self) -> torch.Tensor:
-        """Sums the scaled gradients of each row's lookups, float32 `[U, D]`. `check_contents` must be called before."""
+        """Sums the scaled gradients of each row's lookups, float32 `[U, D]`. Call `check_contents` first."""
         terms = self._gradient_rows()
         if self._scale is not None:
             terms = self._scale[:, None] * terms
@@ -101,14 +101,14 @@ class Gradients:
 
 
 def check_gradients(check: Checker, grads: list[torch.Tensor]) -> None:
-    """Checks that `grads` has at least one element, and only float32 matrices."""
+    """Checks that `grads` has at least one element and that all elements are float32 matrices."""
     check.require(len(grads) > 0, "grads must have at least one gradient, got none")
     for i, grad in enumerate(grads):
         check.matrix(f"grads[{i}]", grad)
 
 
 def _check_hot_segments(check: Checker, offsets: list[int], segments: list[list[int]]) -> None:
-    """Checks that `hot_segments` fits the offsets, as other kernels require; nothing here uses it."""
+    """Checks that `hot_segments` matches the offsets, which other kernels require. Default kernels do not use it."""
     found = chunks = 0
     for row, (first, end) in enumerate(itertools.pairwise(offsets)):
         if end - first <= HOT_LOOKUPS:

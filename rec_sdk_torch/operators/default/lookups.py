@@ -43,7 +43,7 @@ def lookup_pooled(
 
 
 class PooledArguments(NamedTuple):
-    """The arguments of a pooled lookup that describe its bags and its output, named as in the schema.
+    """The arguments of a pooled lookup that describe its bags and its output, under the names in the schema.
 
     Attributes:
         lookups: the number of lookups.
@@ -70,7 +70,7 @@ class PooledArguments(NamedTuple):
 
 
 def pool(arguments: PooledArguments, checked: tuple[torch.Tensor, list[int]], terms: torch.Tensor) -> None:
-    """Pools `terms`, float32 `[lookups, dim]`, by bag, and writes each bag to its row and columns of `out`."""
+    """Pools `terms`, float32 `[lookups, dim]`, by bag, and writes each bag to its place in `arguments.out`."""
     (ends, starts), dim, mean, first_bag, out = (
         checked,
         arguments.dim,
@@ -92,7 +92,7 @@ def pool(arguments: PooledArguments, checked: tuple[torch.Tensor, list[int]], te
 
 
 def _divisors(bags: torch.Tensor, lengths: torch.Tensor, mean: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """Returns the divisor of each bag, float32 `[bags]`: its length if pooled by mean and not empty, else 1."""
+    """Returns each bag's divisor, float32 `[bags]`: the bag's length if it is pooled by mean and not empty, else 1."""
     if len(bags) == 0:
         return lengths.float()
     divides = mean[bags // batch_size] & (lengths > 0)

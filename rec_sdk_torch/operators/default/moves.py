@@ -1,4 +1,4 @@
-"""The kernels that copy records out of and into a cache: gather_rows, scatter_rows, swap_rows."""
+"""The kernels that copy records from and to a cache: gather_rows, scatter_rows, swap_rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _check_records(check: Checker, cache: torch.Tensor) -> None:
 
 
 def _check_packed(check: Checker, cache: torch.Tensor, name: str, rows: torch.Tensor, count: int) -> None:
-    """Checks `count` contiguous records, which may be in pinned host memory if the cache is on CUDA."""
+    """Checks that `rows` are `count` contiguous records; with a cache on CUDA, they may be in pinned host memory."""
     check.type_and_rank(name, rows, torch.uint8, 2)
     near = rows.device == cache.device or (cache.is_cuda and rows.is_pinned())
     check.require(near, f"{name} must be on the device of the first argument, or for CUDA in pinned host memory")
@@ -46,7 +46,7 @@ def scatter_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -
 
 
 def scatter(check: Checker, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> Write:
-    """Copies records into the cache like `scatter_rows`, for any operator; `check` names it in errors."""
+    """Copies records into the cache like `scatter_rows`, as a part of an operator that `check` names in errors."""
     _check_records(check, cache)
     check.vector("slots", slots, torch.int32)
     _check_packed(check, cache, "rows", rows, slots.shape[0])
@@ -56,7 +56,7 @@ def scatter(check: Checker, cache: torch.Tensor, slots: torch.Tensor, rows: torc
 def swap_rows(
     cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
 ) -> Write:
-    """Copies victims out of the cache, and records into it; see op_kernels/swap_rows/README.md."""
+    """Copies victims out of the cache and new records into it; see op_kernels/swap_rows/README.md."""
     return swap(Checker("swap_rows", cache), cache, slots, places, rows, leaving)
 
 
@@ -68,7 +68,7 @@ def swap(
     rows: torch.Tensor,
     leaving: torch.Tensor,
 ) -> Write:
-    """Copies the victims to `leaving`, and returns the write of the new records, for any operator that swaps."""
+    """Copies the victims to `leaving` and returns the write of the new records, as a part of an operator that swaps."""
     _check_records(check, cache)
     check.vector("slots", slots, torch.int32)
     count = slots.shape[0]
@@ -84,7 +84,7 @@ def swap(
 
 
 def _check_places(check: Checker, places: torch.Tensor, leaving: int) -> None:
-    """Checks that `places` numbers the victims 0, 1, ... in the order of their slots, with -1 for other slots."""
+    """Checks that `places` numbers the victims 0, 1, ... in the order of `slots`, and is -1 where there is no victim."""
     leaves = (places >= 0).long()
     expected = leaves.cumsum(0) - leaves
     check.require_none(

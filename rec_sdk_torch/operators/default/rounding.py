@@ -1,4 +1,4 @@
-"""Rounding of float32 to 16 bits, to nearest even or stochastic, as in op_kernels/common/convert.h and rounding.h."""
+"""Rounding of float32 to 16 bits, to nearest even or stochastically; see op_kernels/common/convert.h and rounding.h."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INFINITY = 0x7F800000
 
 
 def random_numbers(ids: torch.Tensor, seeds: torch.Tensor, dim: int) -> torch.Tensor:
-    """Generates a random number below 2^32 for each element of rows; only the upper 16 bits are random enough to use.
+    """Generates a 32-bit random number for each element of rows; only the upper 16 bits are random enough to use.
 
     Args:
         ids: the id of each row, int64 `[n]`.
@@ -29,10 +29,10 @@ def random_numbers(ids: torch.Tensor, seeds: torch.Tensor, dim: int) -> torch.Te
 
 
 def round_to(values: torch.Tensor, dtype: torch.dtype, random: torch.Tensor | None = None) -> torch.Tensor:
-    """Rounds float32 `values` to `dtype`: to nearest even or, with numbers of `random_numbers`, stochastically.
+    """Rounds float32 `values` to `dtype`: to nearest even or, with `random` from `random_numbers`, stochastically.
 
-    Stochastic rounding rounds magnitudes beyond the largest finite number to nearest. A NaN becomes the same NaN as in
-    the kernels.
+    Stochastic rounding rounds to nearest where a magnitude exceeds the dtype's largest finite number. A NaN becomes the
+    same NaN as in the kernels.
     """
     if dtype == torch.float32:
         return values
@@ -58,7 +58,7 @@ def _bfloat16(values: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
 def _float16(values: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
     bits = _bits(values)
     magnitude = bits & 0x7FFFFFFF
-    small = magnitude < 113 << 23  # subnormal in float16: counted in units of 2^-37, smaller parts are cut off
+    small = magnitude < 113 << 23  # subnormal in float16: truncated to units of 2^-37
     units = (values.abs().masked_fill(~small, 0) * 2.0**37).long()
     rounded = (torch.where(small, units, magnitude - (112 << 23)) + (random >> 19)) >> 13
     infinite = torch.where(magnitude < 0x477FF000, 0x7BFF, 0x7C00)

@@ -1,4 +1,4 @@
-"""Sums in the order of `op_kernels/common/aggregate.h`, so that they have the bits of the kernels."""
+"""Sums in the order of `op_kernels/common/aggregate.h`, so that they are bit-identical to the kernels' sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LANES = 16
 
 
 def list_positions(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns, for each item of consecutive lists, the index of its list and its position in the list.
+    """Returns the list index of each item in consecutive lists, and the item's position in its list.
 
     Args:
         counts: the length of each list, int64 `[n]`.
@@ -20,7 +20,7 @@ def list_positions(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def segment_sums(terms: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Sums the rows of each segment: sequentially in blocks of 32, and then the block sums pairwise.
+    """Sums the rows of each segment: sequentially in blocks of 32 rows, then the sums of the blocks pairwise.
 
     Args:
         terms: float32 `[n, D]`.
@@ -51,7 +51,7 @@ def _block_sums(terms: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor
 
 
 def _add_pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds neighbouring sums of each segment; the last of an odd number stays. Same order as the kernels' counter."""
+    """Adds neighbouring sums of each segment, in the kernels' order; the last of an odd number of sums is kept."""
     halved = (counts + 1) // 2
     segment, position = list_positions(halved)
     left = (counts.cumsum(0) - counts)[segment] + 2 * position
@@ -62,7 +62,11 @@ def _add_pairs(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def lane_sums(terms: torch.Tensor) -> torch.Tensor:
-    """Sums each row of `[n, D]` to `[n, 1]`: in 16 lanes (lane l sums columns l, l + 16, ...), then lanes in halves."""
+    """Sums each row of `[n, D]` to `[n, 1]`, in the kernels' order.
+
+    Lane l of 16 lanes sums columns l, l + 16, ...; then the upper half of the lanes is added to the lower half, until
+    one lane is left.
+    """
     lanes = terms.new_zeros((terms.shape[0], LANES))
     for begin in range(0, terms.shape[1], LANES):
         part = terms[:, begin : begin + LANES]

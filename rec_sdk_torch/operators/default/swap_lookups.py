@@ -78,9 +78,9 @@ def _check_lookups(
     lookup_slots: torch.Tensor,
     origins: torch.Tensor,
 ) -> torch.Tensor:
-    """Checks the lookups; returns the index of each lookup's row among the swapped-in rows, int64 `[N]`.
+    """Checks the lookups; returns each lookup's index into the swapped-in rows, int64 `[N]`.
 
-    The index is negative for a row that is in the cache already.
+    The index is negative if the row was in the cache before the swap.
     """
     check.vector("slots", slots, torch.int32)
     check.vector("lookup_slots", lookup_slots, torch.int32)
@@ -119,7 +119,7 @@ def _look_up(
     lookup_slots: torch.Tensor,
     new_rows: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns the rows of the lookups after the swap, float32 `[N, dim]`."""
+    """Returns the weights that the lookups read after the swap, float32 `[N, dim]`."""
     records, is_new = cache.index_select(0, lookup_slots), new_rows >= 0
     records[is_new] = rows[new_rows[is_new]]
     return records.view(weight_dtype)[:, :dim].float()

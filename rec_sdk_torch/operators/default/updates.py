@@ -81,7 +81,7 @@ def update_rows(
 
 
 def clip(g: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """Clips `g` elementwise to `[-bound, bound]`; a NaN stays NaN."""
+    """Clips `g` elementwise to `[-bound, bound]`; keeps NaNs."""
     below = torch.where(bound < g, bound, g)
     return torch.where(below < -bound, -bound, below)
 

@@ -8,11 +8,11 @@ import torch
 
 
 class Write(NamedTuple):
-    """Computed rows that the caller must still write, with `to[at] = rows`, as the last thing it does.
+    """Computed rows that the caller must still write, by `to[at] = rows` as its last statement before the return.
 
-    The subscript assignment is one instruction of the interpreter, which runs no signal handler between it and the
-    return to C code. With `ops.call_once`, an interrupt therefore comes before the write or after the append of its
-    result, as it does with compiled kernels.
+    The assignment is one instruction of the interpreter, which runs no signal handler between this instruction and the
+    return to C code. With `call_once`, an interrupt therefore happens either before the write or after the append of
+    the result, as it does with compiled kernels.
 
     Attributes:
         to: the matrix to change.

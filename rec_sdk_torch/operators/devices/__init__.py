@@ -1,1 +1,1 @@
-"""The device backends of the cache, one file each."""
+"""The device backends of the cache, one file for each device type."""

@@ -1,4 +1,4 @@
-"""The device types that a cache can be on: a `Backend` for each, listed in `_BACKENDS`."""
+"""Device types that can hold a cache; `_BACKENDS` has a `Backend` for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _do_nothing(*_: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Backend:
-    """The properties and functions of a device type that the host side of the package uses."""
+    """Properties and functions of a device type, for the host side of the package."""
 
     free_memory: Callable[[torch.device], int]
     """(device) -> bytes of device memory that can still be allocated."""
@@ -53,7 +53,7 @@ def backend_for(device: torch.device) -> Backend:
     Raises:
         NotImplementedError: there is no backend for the device type.
         ImportError: the software of the device is missing.
-        ValueError: there is no such device.
+        ValueError: the machine has no such device.
     """
     if device.type not in _BACKENDS:
         raise NotImplementedError(
@@ -80,10 +80,10 @@ def load_operators(device: torch.device) -> None:
 
 
 def _accelerator(index: int) -> torch.device:
-    """Returns the device that torch denotes by an index alone."""
+    """Returns the device that torch creates from an index without a device type."""
     try:
         return torch.device(index)
-    except (RuntimeError, ValueError) as error:  # ValueError: the index exceeds int64
+    except (RuntimeError, ValueError) as error:  # ValueError if the index exceeds int64
         raise ValueError(
             f"device {index}: an int is an index of torch's accelerator; {error} The host is 'cpu'"
         ) from error
@@ -93,11 +93,12 @@ def parse_device(device: torch.device | str | int | None) -> torch.device:
     """Converts a user's argument to a `torch.device`, with an index for "npu" and "cuda".
 
     Args:
-        device: a device; its name, where "npu" and "cuda" without an index mean the current device; an index of the
-            machine's accelerator, as in `torch.device(0)`; or None for torch's default device.
+        device: one of: a device; a device's name, where "npu" and "cuda" without an index mean the current device; an
+            index of the machine's accelerator, as in `torch.device(0)`; or None for torch's default device.
 
     Raises:
-        ImportError, ValueError: see `backend_for`, which has to load torch_npu before torch accepts "npu".
+        ImportError: the software of the device is missing. torch accepts "npu" only after loading torch_npu.
+        ValueError: the name is invalid, or the machine has no such device.
         TypeError: `device` has another type.
     """
     if isinstance(device, bool) or not isinstance(device, (torch.device, str, numbers.Integral, type(None))):

@@ -15,13 +15,13 @@ _HUGE_PAGE = 2 << 20
 
 
 def allocate_cache(rows: int, width: int, device: torch.device) -> torch.Tensor:
-    """Allocates a uint8 matrix, in huge pages if available, since random reads in 4 KiB pages would miss the TLB."""
+    """Allocates a uint8 matrix, in huge pages if possible: with 4 KiB pages, random reads would miss the TLB."""
     size = rows * width
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty((rows, width), dtype=torch.uint8, device="cpu")
-    # Private: for shared memory, mmap's default, most systems disable huge pages.
+    # MAP_PRIVATE, because most systems disable huge pages for shared memory, which is mmap's default.
     memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # the kernel has no huge pages
+    with contextlib.suppress(OSError):  # a Linux kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
     aligned = -buffer.data_ptr() % _HUGE_PAGE

@@ -23,8 +23,8 @@ def load_operators() -> None:
     """Makes `torch.ops.rec_sdk.*` run on device "cuda".
 
     Raises:
-        ImportError: torch is not a CUDA build, or this package's library for CUDA is missing or does not load; the
-            message has the remedy.
+        ImportError: torch is not a CUDA build, or this package's library for CUDA is missing or cannot be loaded; the
+            message describes the remedy.
     """
     if torch.version.cuda is None:
         raise ImportError(

@@ -20,9 +20,9 @@ _KERNELS = "librec_sdk_ascendc.so"
 
 
 def _advice(with_cann: str) -> str:
-    """Returns the remedy for an error message: `pip install` with these arguments, or the emulated NPU without CANN.
+    """Returns the remedy for an error message: `pip install` with the arguments `with_cann`, or the emulated NPU.
 
-    Without CANN, installing torch_npu would keep torch from being imported.
+    The emulated NPU is the remedy without CANN, since torch cannot be imported if torch_npu is installed without CANN.
     """
     if emulator.cann() and not emulator.active():
         return f"In the repository of rec_sdk_torch: {sys.executable} -m pip install {with_cann}"
@@ -46,7 +46,7 @@ def _import_torch_npu() -> None:
 
 
 def _kernels() -> Path:
-    """Returns the path of the kernels' library, built for the emulated NPU or by CANN's compiler."""
+    """Returns the path of the kernels' library: the build for the emulated NPU if it is active, else CANN's."""
     folder = emulator.library_directory() if emulator.active() else _PACKAGE
     return folder / _KERNELS
 
@@ -56,7 +56,8 @@ def load_operators() -> None:
     """Registers device "npu" with torch, and makes `torch.ops.rec_sdk.*` run on it.
 
     Raises:
-        ImportError: torch_npu, CANN, or this package's libraries for NPUs are missing; the message has the remedy.
+        ImportError: torch_npu, CANN, or this package's libraries for NPUs are missing; the message describes the
+            remedy.
     """
     _import_torch_npu()
     kernels, operators = _kernels(), _PACKAGE / "_ops_npu.so"
@@ -73,8 +74,8 @@ def load_operators() -> None:
 def start(device: torch.device) -> None:
     """Initializes `device` in torch_npu with a first allocation.
 
-    Without it, torch_npu aborts the process in a later backward pass, on any device, if another device was selected
-    before this one had memory and streams.
+    Without the allocation, torch_npu aborts the process in a later backward pass on any device, if another device was
+    selected before `device` had memory and streams.
 
     Raises:
         ValueError: there is no such device.
