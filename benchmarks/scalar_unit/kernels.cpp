@@ -219,12 +219,12 @@ void count_copies(Report* report, const Batch& batch) {
   report->begin("scatter_rows");
   report->launch("scatter_rows", blocks_of(a, report->cores()), [&] { scatter_rows(a); });
 
-  std::vector<uint8_t> leaving(rows.size());
-  std::vector<int32_t> places(batch.unique.size());
-  std::iota(places.begin(), places.end(), 0);
-  const SwapRows swap{cache.data(),        rows.data(),   leaving.data(),
-                      batch.unique.data(), places.data(), layout.bytes,
-                      batch.rows,          count,         count};
+  std::vector<uint8_t> victims(rows.size());
+  std::vector<int32_t> victim_indices(batch.unique.size());
+  std::iota(victim_indices.begin(), victim_indices.end(), 0);
+  const SwapRows swap{
+      cache.data(), rows.data(), victims.data(), batch.unique.data(), victim_indices.data(), layout.bytes,
+      batch.rows,   count,       count};
   report->begin("swap_rows");
   report->launch("swap_rows", blocks_of(swap, report->cores()), [&] { swap_rows(swap); });
 }
@@ -234,17 +234,17 @@ template <class Stored>
 void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const std::string& suffix) {
   const RecordLayout layout = layout_of<REC_SDK_ISA::Adagrad>(batch.dim, dtype);
   std::vector<uint8_t> cache = records_of(batch, layout);
-  std::vector<int32_t> coming, places, of_row(static_cast<size_t>(batch.rows)), origins;
+  std::vector<int32_t> coming, victim_indices, of_row(static_cast<size_t>(batch.rows)), origins;
   std::iota(of_row.begin(), of_row.end(), 0);
   for (size_t u = 0; u < batch.unique.size(); u += 2) {
-    places.push_back(static_cast<int32_t>(coming.size()));
-    of_row[static_cast<size_t>(batch.unique[u])] = static_cast<int32_t>(batch.rows + places.back());
+    victim_indices.push_back(static_cast<int32_t>(coming.size()));
+    of_row[static_cast<size_t>(batch.unique[u])] = static_cast<int32_t>(batch.rows + victim_indices.back());
     coming.push_back(batch.unique[u]);
   }
   for (const int32_t slot : batch.slots) origins.push_back(of_row[static_cast<size_t>(slot)]);
   const auto count = static_cast<int64_t>(coming.size());
-  std::vector<uint8_t> rows(static_cast<size_t>(count * layout.bytes)), leaving(rows.size());
-  const SwapRows swap{cache.data(), rows.data(), leaving.data(), coming.data(), places.data(),
+  std::vector<uint8_t> rows(static_cast<size_t>(count * layout.bytes)), victims(rows.size());
+  const SwapRows swap{cache.data(), rows.data(), victims.data(), coming.data(), victim_indices.data(),
                       layout.bytes, batch.rows,  count,          count};
   const Weights weights{cache.data(), layout.bytes, batch.rows, batch.dim, dtype};
   std::vector<float> out(static_cast<size_t>(batch.count() * batch.dim));

@@ -62,9 +62,9 @@ inline Buffers buffers_of(const SwapRows& a) {
   Buffers buffers;
   buffers.change("cache", a.cache, a.cache_slots * a.bytes)
       .read("slots", a.slots, a.count)
-      .read("places", a.places, a.count)
+      .read("victim_indices", a.victim_indices, a.count)
       .read("rows", a.rows, a.count * a.bytes)
-      .write("leaving", a.leaving, a.leaving_count * a.bytes);
+      .write("victims", a.victims, a.victim_count * a.bytes);
   return buffers;
 }
 

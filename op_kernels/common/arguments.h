@@ -159,22 +159,22 @@ struct CopyRows {
 };
 
 struct SwapRows {
-  uint8_t* cache;        // [cache_slots, bytes]
-  const uint8_t* rows;   // [count, bytes], the new rows
-  uint8_t* leaving;      // [leaving_count, bytes], the victims; written
-  const int32_t* slots;  // [count], distinct
-  const int32_t*
-      places;  // [count], index of the slot's victim among `leaving`: 0, 1, ... in order; -1 without a victim
+  uint8_t* cache;                 // [cache_slots, bytes]
+  const uint8_t* rows;            // [count, bytes], the new rows
+  uint8_t* victims;               // [victim_count, bytes], written: the rows that the victims had
+  const int32_t* slots;           // [count], distinct
+  const int32_t* victim_indices;  // [count], the row of `victims` for the old row of the slot: 0, 1, ... in
+                                  // order; -1 if the slot is free
   int64_t bytes;
   int64_t cache_slots;
   int64_t count;
-  int64_t leaving_count;
+  int64_t victim_count;
 };
 
 // A swap and the lookups of its batch, which read the cache as it is after the swap. A kernel that does both
 // at once reads the rows by `origins`, because the new rows are not in the cache yet.
 struct SwapLookupSequence {
-  SwapRows swap;  // places is null if there are no victims
+  SwapRows swap;  // victim_indices is null if there are no victims
   LookupSequence lookup;
   const int32_t* origins;  // [count] the lookup's slot, or swap.cache_slots + i if its row is swap.rows[i]
 };

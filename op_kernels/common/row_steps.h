@@ -22,7 +22,7 @@ constexpr REC_SDK_HD T steps_since(const T& last, float iter) {
 // whose results differ between machines. It evaluates the series at y, and then doubles the argument eight
 // times. The relative error is about 1e-6, for tiny x too.
 template <class T>
-constexpr REC_SDK_HD void expm1_of_256th(T* e, const T& y) {
+constexpr REC_SDK_HD void expm1_of_256_times(T* e, const T& y) {
   *e = *e + 1.0f / 120;
   *e = *e * y + 1.0f / 24;
   *e = *e * y + 1.0f / 6;
@@ -38,7 +38,7 @@ template <class T>
 constexpr REC_SDK_HD T expm1_of_steps(T* last, float iter, float uncounted, float log) {
   *last = at_least((steps_since(*last, iter) - uncounted) * log, -80.0f) * (1.0f / 256);
   T e = *last * (1.0f / 720);
-  expm1_of_256th(&e, *last);
+  expm1_of_256_times(&e, *last);
   *last = *last * 0.0f + iter;
   return e;
 }

@@ -241,7 +241,7 @@ struct CountedRowWiseAdagrad {
     scratch = at_least(steps_since(scratch, iter) * log_fade, -80.0f) * (1.0f / 256);
     Numbers<T, 2> row{{scratch * (1.0f / 720), scratch * 0.0f}};
     T &rate = row.each[0], &kept = row.each[1];
-    expm1_of_256th(&rate, scratch);
+    expm1_of_256_times(&rate, scratch);
     count += count * rate + 1.0f;
 
     scratch = at_least(max_counter / (count + 1.0f), 1.0f);
@@ -251,7 +251,7 @@ struct CountedRowWiseAdagrad {
     kept = above(count, tail);
     scratch *= kept;
     rate = scratch * (1.0f / 720);
-    expm1_of_256th(&rate, scratch);
+    expm1_of_256_times(&rate, scratch);
 
     kept *= counts;  // 1 where the count replaces the sum, which may be 0 or infinite there
     scratch = lr / (sqrtf(sum) + kept + eps);
@@ -305,11 +305,11 @@ struct CountedAdagradW : MeanSquareOptimizer {
     rate =
         at_least((at_most(steps_since(last, iter), most_steps) - 1.0f) * log_missed, -80.0f) * (1.0f / 256);
     kept = rate * (1.0f / 720);
-    expm1_of_256th(&kept, rate);
+    expm1_of_256_times(&kept, rate);
 
     last = at_least(steps_since(last, iter) * log_fade, -80.0f) * (1.0f / 256);
     rate = last * (1.0f / 720);
-    expm1_of_256th(&rate, last);
+    expm1_of_256_times(&rate, last);
     count += count * rate + 1.0f;
     last = last * 0.0f + iter;
 

@@ -20,13 +20,13 @@ class RowSwapper {
     const int64_t begin = parts_.row(share.begin), end = parts_.row(share.end - 1) + 1;
     left_slots_.stream.init(pipe);
     left_slots_.stream.start(a.slots, begin, end);
-    places_.init(pipe);
-    places_.start(a.places, begin, end);
+    victim_indices_.init(pipe);
+    victim_indices_.start(a.victim_indices, begin, end);
     taken_slots_.stream.init(pipe);
     taken_slots_.stream.start(a.slots, begin, end);
     swap(share);
     left_slots_.stream.release(pipe);
-    places_.release(pipe);
+    victim_indices_.release(pipe);
     taken_slots_.stream.release(pipe);
   }
 
@@ -36,81 +36,82 @@ class RowSwapper {
   static_assert(kSideBytes / kUbBlock <= kMaxDmaBlocks, "a side goes through in one copy");
   static_assert(4 * kSideBytes + 3 * SlotStream::Stream::kBytes <= kUbBytes, "UB");
 
-  // The victims of a tile, which are consecutive both in the tile and in the output `leaving`.
-  struct Leaving {
-    int64_t end;  // their places are [end - count, end)
+  // The victims of a tile, which are consecutive both in the tile and in the output `victims`.
+  struct Victims {
+    int64_t end;  // they go to rows [end - count, end) of `victims`
     int64_t count;
   };
 
   __aicore__ inline void swap(const Share& share) {
-    Leaving next = load_tile(share.begin, share.end);
+    Victims next = load_tile(share.begin, share.end);
     for (int64_t first = share.begin; first < share.end; first += units_of_tile_) {
-      const Leaving leaving = next;
+      const Victims victims = next;
       if (first + units_of_tile_ < share.end) next = load_tile(first + units_of_tile_, share.end);
-      store_tile(first, minimum(units_of_tile_, share.end - first), leaving);
+      store_tile(first, minimum(units_of_tile_, share.end - first), victims);
     }
   }
 
-  __aicore__ inline Leaving load_tile(int64_t first, int64_t end) {
+  __aicore__ inline Victims load_tile(int64_t first, int64_t end) {
     const int64_t units = minimum(units_of_tile_, end - first);
     LocalTensor<uint8_t> tile = tiles_.AllocTensor<uint8_t>();
-    const Leaving leaving = parts_.whole() ? load_leaving(first, units, tile) : load_part(first, tile);
+    const Victims victims = parts_.whole() ? load_victims(first, units, tile) : load_part(first, tile);
     if (parts_.whole()) {
       load_rows(incoming(tile), a_.rows + first * a_.bytes, units, a_.bytes, a_.bytes, pitch_);
     } else {
       load(incoming(tile), a_.rows + in_row(parts_.row(first), first), parts_.size(first));
     }
     tiles_.EnQue(tile);
-    return leaving;
+    return victims;
   }
 
-  __aicore__ inline void store_tile(int64_t first, int64_t units, const Leaving& leaving) {
+  __aicore__ inline void store_tile(int64_t first, int64_t units, const Victims& victims) {
     LocalTensor<uint8_t> tile = tiles_.DeQue<uint8_t>();
     if (parts_.whole()) {
-      if (leaving.count > 0) {
-        store_rows(a_.leaving + (leaving.end - leaving.count) * a_.bytes, tile, leaving.count, a_.bytes,
+      if (victims.count > 0) {
+        store_rows(a_.victims + (victims.end - victims.count) * a_.bytes, tile, victims.count, a_.bytes,
                    a_.bytes, pitch_);
       }
       const RowCopies<uint8_t, Direction::kToTable> copies(cache(), a_.bytes, pitch_);
       taken_slots_.move(copies, first, units, incoming(tile), pitch_);
     } else {
       const int64_t size = parts_.size(first);
-      if (leaving.count > 0) store(a_.leaving + in_row(leaving.end - 1, first), tile, size);
+      if (victims.count > 0) store(a_.victims + in_row(victims.end - 1, first), tile, size);
       store(a_.cache + in_row(taken_slots_.stream.at(parts_.row(first)), first), incoming(tile), size);
     }
     tiles_.FreeTensor(tile);
   }
 
-  // Loads the victims. If no slot of a run is free, as in a full cache, the loop reads no places.
-  __aicore__ inline Leaving load_leaving(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
+  // Loads the victims. If no slot of a run is free, as in a full cache, the loop reads no `victim_indices`.
+  __aicore__ inline Victims load_victims(int64_t first, int64_t rows, const LocalTensor<uint8_t>& tile) {
     const RowCopies<uint8_t, Direction::kFromTable> copies(cache(), a_.bytes, pitch_);
-    Leaving leaving{0, 0};
+    Victims victims{0, 0};
     uint32_t at = 0;
     for (int64_t done = 0; done < rows;) {
       const auto slots = left_slots_.stream.run(first + done, rows - done);
-      const auto places = places_.run(first + done, rows - done);  // the same number of elements as slots
+      const auto victim_indices =
+          victim_indices_.run(first + done, rows - done);  // the same number of elements as slots
       const auto count = static_cast<uint32_t>(slots.count);
-      const int64_t from = places.values.GetValue(0), to = places.values.GetValue(count - 1);
+      const int64_t from = victim_indices.values.GetValue(0), to = victim_indices.values.GetValue(count - 1);
       if (from >= 0 && to - from == slots.count - 1) {
         copies.all(tile[at], slots.values, slots.count);
         at += static_cast<uint32_t>(slots.count * pitch_);
-        leaving = {to + 1, leaving.count + slots.count};
+        victims = {to + 1, victims.count + slots.count};
       } else {
         for (uint32_t i = 0; i < count; ++i) {
-          const int32_t place = places.values.GetValue(i);
+          const int32_t place = victim_indices.values.GetValue(i);
           if (place < 0) continue;
           copies.one(tile[at], slots.values.GetValue(i));
-          leaving = {place + 1, leaving.count + 1};
+          victims = {place + 1, victims.count + 1};
           at += static_cast<uint32_t>(pitch_);
         }
       }
       done += slots.count;
     }
-    return leaving;
+    return victims;
   }
 
-  __aicore__ inline Leaving load_part(int64_t unit, const LocalTensor<uint8_t>& tile) {
-    const int64_t row = parts_.row(unit), place = places_.at(row);
+  __aicore__ inline Victims load_part(int64_t unit, const LocalTensor<uint8_t>& tile) {
+    const int64_t row = parts_.row(unit), place = victim_indices_.at(row);
     const int64_t slot =
         left_slots_.stream.at(row);  // read even if unused: the stream's chunks must all be consumed
     if (place < 0) return {0, 0};
@@ -133,7 +134,7 @@ class RowSwapper {
   // Two streams of the same slots: the load of the next tile reads its slots before the store of this tile
   // reads the slots of this tile.
   SlotStream left_slots_, taken_slots_;
-  SlotStream::Stream places_;
+  SlotStream::Stream victim_indices_;
 };
 
 __aicore__ inline void swap_rows(const SwapRows& a) {

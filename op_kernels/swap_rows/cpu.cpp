@@ -13,7 +13,7 @@ void swap_rows(const SwapRows& a, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     if (i + ahead < end) prefetch_row(a.cache + a.slots[i + ahead] * a.bytes, fetched);
     uint8_t* const cached = a.cache + a.slots[i] * a.bytes;
-    if (a.places[i] >= 0) memcpy(a.leaving + a.places[i] * a.bytes, cached, size);
+    if (a.victim_indices[i] >= 0) memcpy(a.victims + a.victim_indices[i] * a.bytes, cached, size);
     memcpy(cached, a.rows + i * a.bytes, size);
   }
 }

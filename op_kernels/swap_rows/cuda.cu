@@ -12,11 +12,11 @@ struct RowExchange : SwapRows {
 
   bool in_words_of(int size) const {
     return bytes % size == 0 && is_multiple(cache, size) && is_multiple(rows, size) &&
-           is_multiple(leaving, size);
+           is_multiple(victims, size);
   }
   cudaError_t over_host_link(bool* host) const {
     const cudaError_t error = is_host_memory(rows, host);
-    return error != cudaSuccess || *host || leaving_count == 0 ? error : is_host_memory(leaving, host);
+    return error != cudaSuccess || *host || victim_count == 0 ? error : is_host_memory(victims, host);
   }
 
   template <int kBytes, int kRows>
@@ -29,7 +29,7 @@ struct RowExchange : SwapRows {
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
       cached[u] = reinterpret_cast<Part*>(cache + __ldg(slots + first + u) * bytes + column);
-      place[u] = __ldg(places + first + u);
+      place[u] = __ldg(victim_indices + first + u);
     }
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
@@ -38,7 +38,7 @@ struct RowExchange : SwapRows {
     }
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
-      if (place[u] >= 0) __stcs(reinterpret_cast<Part*>(leaving + place[u] * bytes + column), left[u]);
+      if (place[u] >= 0) __stcs(reinterpret_cast<Part*>(victims + place[u] * bytes + column), left[u]);
       *cached[u] = came[u];
     }
   }

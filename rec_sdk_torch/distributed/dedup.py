@@ -120,10 +120,10 @@ class Deduplication:
             self._report_out_of_range(host_batch.out_of_range)
         sent_ids = SentIds(host_batch.counts, host_batch.ids, host_batch.signals)
         if training and self.replicas.any:
-            sent_ids = self._with_replicas(sent_ids)
+            sent_ids = self._repeat_replicated_ids(sent_ids)
         return UniqueBatch(batch, host_batch, sent_ids)
 
-    def _with_replicas(self, sent_ids: SentIds) -> SentIds:
+    def _repeat_replicated_ids(self, sent_ids: SentIds) -> SentIds:
         """Returns the ids to send, where ids of replicated tables are repeated for every rank."""
         counts, tables = sent_ids.counts, range(len(self.tables.configs))
         ids = sent_ids.ids[self.replicas.replication_indices(counts, tables)]
@@ -243,7 +243,7 @@ class Segments:
         (words,) = self._transfers.to_device(arena)
         return [None if field is None else words.narrow(0, *field) for field in fields]
 
-    def sorted_by_row(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def update_arguments(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Returns the lookups sorted by received row, as arguments of the update operators.
 
         They are segment_offsets, grad_row, grad_source (None), grad_column, scale and hot_segments.

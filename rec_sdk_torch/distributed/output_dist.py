@@ -12,13 +12,13 @@ from .dedup import Segments
 
 
 def _sum_gradients(
-    grad: torch.Tensor, segments: Segments, sorted_by_row: tuple[torch.Tensor | None, ...]
+    grad: torch.Tensor, segments: Segments, update_arguments: tuple[torch.Tensor | None, ...]
 ) -> torch.Tensor:
     """Returns the gradient sums of the received rows, float32 `[U, D]`, summed as a table's update sums them."""
     rows, dim = segments.rows, segments.dim
     sums = grad.new_zeros((rows, 2 * dim))
     if rows:
-        accumulate_rows(sums, [grad], torch.arange(rows, dtype=torch.int32, device=grad.device), *sorted_by_row)
+        accumulate_rows(sums, [grad], torch.arange(rows, dtype=torch.int32, device=grad.device), *update_arguments)
     return sums[:, :dim]
 
 
@@ -37,7 +37,7 @@ class RepeatRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad = torch.cat(grads) if len(grads) > 1 else grads[0]
-        return _sum_gradients(grad.float().contiguous(), ctx.segments, ctx.segments.sorted_by_row(None)), None
+        return _sum_gradients(grad.float().contiguous(), ctx.segments, ctx.segments.update_arguments(None)), None
 
 
 class PoolBags(torch.autograd.Function):
@@ -72,7 +72,7 @@ class PoolBags(torch.autograd.Function):
         segments: list[Segments] = ctx.segments
         count = len(segments)
         rows, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        row_grads = [_sum_gradients(grad, s, s.sorted_by_row(w)) for s, w in zip(segments, weights, strict=True)]
+        row_grads = [_sum_gradients(grad, s, s.update_arguments(w)) for s, w in zip(segments, weights, strict=True)]
         weight_grads: list[torch.Tensor | None] = [None] * count
         for index, each in enumerate(segments):
             if ctx.needs_input_grad[3 + count + index]:

@@ -156,7 +156,7 @@ class ShardedCollection(
         """Looks up a batch; returns an awaitable that receives the rows when its output is first used."""
         if isinstance(features, KeyedJaggedTensor):
             check_batch(features.values())  # before any exchange, which a tracer would record or break
-        ctx = self._take_prefetched(features) if self._pending else None
+        ctx = self._take_prefetched_dropping_earlier(features) if self._pending else None
         if ctx is None:
             ctx = self.create_context()
             self._send_counts(ctx, features)
@@ -168,7 +168,7 @@ class ShardedCollection(
                 other.advance()
         return result
 
-    def _take_prefetched(self, features: KeyedJaggedTensor) -> ShardedBatch | None:
+    def _take_prefetched_dropping_earlier(self, features: KeyedJaggedTensor) -> ShardedBatch | None:
         """Removes a prefetched batch, and those before it, from the pending batches; None if there is no such batch.
 
         A batch whose exchange began in another mode (training or evaluation) is exchanged again.
@@ -207,12 +207,12 @@ class ShardedCollection(
                     self.local_shard.sync_optimizers()
                 ctx.settings = self.local_shard.settings.checksum(ctx.training)
                 ctx.bags = self.local_shard.checked_bags(features)
-                ctx.unique = self._deduplication.run(self._deduplicable_batch(ctx.bags), ctx.training)
+                ctx.unique = self._deduplication.run(self._batch_without_padding(ctx.bags), ctx.training)
             except Exception as error:
                 ctx.error = error
         ctx.send_counts()
 
-    def _deduplicable_batch(self, bags: Bags) -> Batch:
+    def _batch_without_padding(self, bags: Bags) -> Batch:
         """Returns the batch without padding ids."""
         if self._pooled and bags.sizes is not None:
             bags.check_pooled()

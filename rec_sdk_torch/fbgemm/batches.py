@@ -131,7 +131,7 @@ class VariableBatch:
         """Returns FBGEMM's flat output, gathered from `padded`, the padded batch's output `[B, sum of dims]`."""
         return padded.reshape(-1).index_select(0, self._output_indices.to(padded.device))
 
-    def write_into(self, output: torch.Tensor, offsets: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    def place_rows(self, output: torch.Tensor, offsets: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         """Writes FBGEMM's output to `memory` and returns it flat.
 
         The rows of rank r and feature f start at `offsets[r][f]`.

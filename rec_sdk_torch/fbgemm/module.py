@@ -274,7 +274,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         out = out if out.dtype == self._output else out.to(self._output)
         if vbe_output is None or vbe_output_offsets is None or batch_size_per_feature_per_rank is None:
             return out
-        return self._variable_batch(batch_size_per_feature_per_rank).write_into(out, vbe_output_offsets, vbe_output)
+        return self._variable_batch(batch_size_per_feature_per_rank).place_rows(out, vbe_output_offsets, vbe_output)
 
     def _lookup(
         self,

@@ -15,7 +15,7 @@ from .adagrad import decayed_rate
 from .rows import LARGEST, LEAST_NORM, Rows, at_least, at_most, root
 from .rowwise_adagrad import MODE_OPTIONS, PREV_ITER, ROWWISE, SUM, apply_step
 from .spec import Coefficients, Formula, Options, StateSpec, TablePass, mode_name
-from .steps_since import above, expm1_of_256th, expm1_of_steps, logarithm, steps_since
+from .steps_since import above, expm1_of_256_times, expm1_of_steps, logarithm, steps_since
 
 _LOG_10 = 2.302585093
 _SMALLEST = 2.0**-149
@@ -49,7 +49,7 @@ def _counted_adagrad(r: Rows) -> None:
 
     grown = logarithm(at_least(c.max_counter / (count + 1.0), 1.0)) * c.power
     in_tail = above(count, c.tail)
-    change = expm1_of_256th(at_least(at_most(grown, _LOG_10), -_LOG_10) * (1 / 256) * in_tail)
+    change = expm1_of_256_times(at_least(at_most(grown, _LOG_10), -_LOG_10) * (1 / 256) * in_tail)
     by_count = in_tail * c.counts
     rate = c.lr / (size + by_count + c.eps)
     rate = rate - by_count * rate
@@ -64,7 +64,7 @@ def _adagradw(r: Rows) -> None:
     c = r.c
     r.states[0] = r.states[0] + r.mean_of_squares(r.g)
     missed = at_most(steps_since(r.states[1], c.iter), c.most_steps) - 1.0
-    kept = expm1_of_256th(at_least(missed * c.log_missed, -80.0) * (1 / 256))
+    kept = expm1_of_256_times(at_least(missed * c.log_missed, -80.0) * (1 / 256))
     count = _count_update(r)
     grown = root(count) * c.by_root + (1.0 - c.by_root - c.by_count)
     rate = at_most((grown + count * c.by_count) * c.lr, c.bound) / (root(r.states[0]) + c.eps)

@@ -12,7 +12,7 @@ def steps_since(last: torch.Tensor, iteration: torch.Tensor) -> torch.Tensor:
     return at_most(last, 1.0) * ((iteration - 1.0) - last) + 1.0
 
 
-def expm1_of_256th(y: torch.Tensor) -> torch.Tensor:
+def expm1_of_256_times(y: torch.Tensor) -> torch.Tensor:
     """Computes exp(256 * y) - 1: sums a power series for exp(y) - 1, then doubles the exponent eight times."""
     e = y * (1 / 720) + 1 / 120
     for term in (1 / 24, 1 / 6, 0.5, 1.0):
@@ -32,7 +32,7 @@ def expm1_of_steps(
         The values, and the new number of the row's last update, both `[rows, 1]`.
     """
     x = at_least((steps_since(last, iteration) - uncounted) * log, -80.0) * (1 / 256)
-    return expm1_of_256th(x), x * 0.0 + iteration
+    return expm1_of_256_times(x), x * 0.0 + iteration
 
 
 def above(values: torch.Tensor, bound: torch.Tensor | float) -> torch.Tensor:

@@ -189,16 +189,16 @@ _operator(
 _operator("gather_rows.out(Tensor cache, Tensor slots, *, Tensor(a!) out) -> ()", host_rows=("out",))
 _operator("scatter_rows(Tensor(a!) cache, Tensor slots, Tensor rows) -> ()", host_rows=("rows",))
 _operator(
-    "swap_rows(Tensor(a!) cache, Tensor slots, Tensor places, Tensor rows, Tensor(b!) leaving) -> ()",
-    host_rows=("rows", "leaving"),
+    "swap_rows(Tensor(a!) cache, Tensor slots, Tensor victim_indices, Tensor rows, Tensor(b!) victims) -> ()",
+    host_rows=("rows", "victims"),
 )
 _operator(
-    "swap_lookup_sequence(Tensor(a!) cache, Tensor slots, Tensor? places, Tensor rows, Tensor(b!)? leaving, int dim, "
-    "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins) -> Tensor",
+    "swap_lookup_sequence(Tensor(a!) cache, Tensor slots, Tensor? victim_indices, Tensor rows, Tensor(b!)? victims, "
+    "int dim, ScalarType weight_dtype, Tensor lookup_slots, Tensor origins) -> Tensor",
     lambda cache, dim, lookup_slots, **_: _empty_output(cache, lookup_slots.shape[0], dim),
 )
 _operator(
-    "swap_lookup_pooled(Tensor(a!) cache, Tensor slots, Tensor? places, Tensor rows, Tensor(b!)? leaving, int dim, "
-    "ScalarType weight_dtype, Tensor lookup_slots, Tensor origins, Tensor offsets, Tensor? per_sample_weights, "
-    "Tensor columns, Tensor mean, int first_bag, Tensor(c!) out) -> ()"
+    "swap_lookup_pooled(Tensor(a!) cache, Tensor slots, Tensor? victim_indices, Tensor rows, Tensor(b!)? victims, "
+    "int dim, ScalarType weight_dtype, Tensor lookup_slots, Tensor origins, Tensor offsets, "
+    "Tensor? per_sample_weights, Tensor columns, Tensor mean, int first_bag, Tensor(c!) out) -> ()"
 )

@@ -77,9 +77,9 @@ class StepState(_TableState):
         if value is _ALREADY_LOADED:
             return
         self._check_value(value)
-        load(self._embedding.layout, [], [self.optimizer_step(value)])
+        load(self._embedding.layout, [], [self.with_step_count(value)])
 
-    def optimizer_step(self, value: Any) -> tuple[TableOptimizer, int]:
+    def with_step_count(self, value: Any) -> tuple[TableOptimizer, int]:
         """Returns the optimizer and the step count that loading `value` sets."""
         return self.optimizer, int(float(value))
 
@@ -341,7 +341,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
                     ids = states_by_param[name].get(f"{handle.table}.ids", row_numbers(value))
                     contents.append(state.content(ids.cpu(), value))
                 elif isinstance(state, StepState):
-                    numbers.append(state.optimizer_step(value))
+                    numbers.append(state.with_step_count(value))
         load(self._embedding.layout, contents, numbers)
 
     def _with_defaults(self, handle: TableParameter, loaded: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from ..runtime.imports import after_import
 
 def install() -> None:
     """Patches TorchRec's classes, now or as soon as their modules are imported."""
-    after_import("torchrec.modules.mc_embedding_modules", _refuse_managed_collision)
+    after_import("torchrec.modules.mc_embedding_modules", _patch_managed_collision_to_refuse)
     after_import("torchrec.distributed.fp_embeddingbag", _refuse_torchrecs_sharder)
 
 
-def _refuse_managed_collision(module: Any) -> None:
+def _patch_managed_collision_to_refuse(module: Any) -> None:
     base = module.BaseManagedCollisionEmbeddingCollection
     construct = base.__init__
 

@@ -54,13 +54,13 @@ def _references(value: Any) -> list[Any]:
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
         defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return [*vars(value).values(), *cells, *defaults, *_globals_of(value)]
+        return [*vars(value).values(), *cells, *defaults, *_named_objects(value)]
     if isinstance(value, type | types.ModuleType) or not hasattr(value, "__dict__"):
         return []
     return [*vars(value).values(), inspect.getattr_static(type(value), "__call__", None)]
 
 
-def _globals_of(function: types.FunctionType) -> list[Any]:
+def _named_objects(function: types.FunctionType) -> list[Any]:
     """Returns the globals that the code of `function` names, and attributes of modules among them that it names."""
     names = function.__code__.co_names
     values = [function.__globals__[name] for name in names if name in function.__globals__]

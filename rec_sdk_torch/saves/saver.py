@@ -189,7 +189,7 @@ class Saver:
 def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -> str:
     owners = table_owners(module)
     participants, paths = Participants(owners), folders.to_paths(path)
-    rec_sdk_save = participants.run_on_first(lambda: _find_rec_sdk_save(paths), "which save is loaded")
+    rec_sdk_save = participants.run_on_first(lambda: _sole_rec_sdk_save(paths), "which save is loaded")
     if rec_sdk_save is not None:
         return _load_rec_sdk(owners, participants, rec_sdk_save, incremental, warm)
     folder = participants.run_on_first(lambda: folders.latest_save(paths).resolve(), "which save is loaded")
@@ -233,7 +233,7 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
     return str(folder)
 
 
-def _find_rec_sdk_save(paths: Sequence[Path]) -> Path | None:
+def _sole_rec_sdk_save(paths: Sequence[Path]) -> Path | None:
     """Returns the save of Rec SDK that `paths` name; None if they name none."""
     found = [folder for each in paths if (folder := rec_sdk.find_save(each.resolve())) is not None]
     if found and len(paths) > 1:

@@ -35,7 +35,7 @@ Input = TypeVar("Input")
 Stored = TypeVar("Stored")
 
 
-class _ParsedField(Generic[Input, Stored]):
+class _ConvertingField(Generic[Input, Stored]):
     """A dataclass field whose value is checked and converted to one type when it is set."""
 
     def __init__(self, parse: Callable[[Input], Stored], default: Input) -> None:
@@ -144,21 +144,23 @@ class EmbeddingOptions:
         ImportError: the software of the device is missing.
     """
 
-    cache: _ParsedField[CacheOption, CacheOption] = _ParsedField(_copy_cache, None)
-    batch_hint: _ParsedField[BatchHint | None, BatchHint] = _ParsedField(lambda hint: hint or BatchHint(), None)
-    device: _ParsedField[Device, torch.device] = _ParsedField(parse_device, None)
-    bounds_check_mode: _ParsedField[BoundsCheckMode | str, BoundsCheckMode] = _ParsedField(
+    cache: _ConvertingField[CacheOption, CacheOption] = _ConvertingField(_copy_cache, None)
+    batch_hint: _ConvertingField[BatchHint | None, BatchHint] = _ConvertingField(lambda hint: hint or BatchHint(), None)
+    device: _ConvertingField[Device, torch.device] = _ConvertingField(parse_device, None)
+    bounds_check_mode: _ConvertingField[BoundsCheckMode | str, BoundsCheckMode] = _ConvertingField(
         BoundsCheckMode.parse, BoundsCheckMode.WARNING
     )
-    check_finite: _ParsedField[str, str] = _ParsedField(_one_of("check_finite", CHECKS), "off")
-    cache_policy: _ParsedField[str, str] = _ParsedField(_one_of("cache_policy", cache_policies()), "lrfu")
-    update: _ParsedField[str, str] = _ParsedField(_one_of("update", UPDATES), "backward")
-    host_store: _ParsedField[Folder, str | None] = _ParsedField(_parse_host_store, None)
-    evict_step_interval: _ParsedField[int | None, int | None] = _ParsedField(_check_evict_step_interval, None)
-    grad_scaler: _ParsedField[Scaler | None, Scaler | None] = _ParsedField(_check_grad_scaler, None)
-    frozen: _ParsedField[Collection[str], frozenset[str]] = _ParsedField(frozenset, frozenset())
-    grad_norms: _ParsedField[bool, bool] = _ParsedField(bool, False)
-    seed: _ParsedField[int | None, int] = _ParsedField(_parse_seed, None)  # last: an invalid option must draw no seed
+    check_finite: _ConvertingField[str, str] = _ConvertingField(_one_of("check_finite", CHECKS), "off")
+    cache_policy: _ConvertingField[str, str] = _ConvertingField(_one_of("cache_policy", cache_policies()), "lrfu")
+    update: _ConvertingField[str, str] = _ConvertingField(_one_of("update", UPDATES), "backward")
+    host_store: _ConvertingField[Folder, str | None] = _ConvertingField(_parse_host_store, None)
+    evict_step_interval: _ConvertingField[int | None, int | None] = _ConvertingField(_check_evict_step_interval, None)
+    grad_scaler: _ConvertingField[Scaler | None, Scaler | None] = _ConvertingField(_check_grad_scaler, None)
+    frozen: _ConvertingField[Collection[str], frozenset[str]] = _ConvertingField(frozenset, frozenset())
+    grad_norms: _ConvertingField[bool, bool] = _ConvertingField(bool, False)
+    seed: _ConvertingField[int | None, int] = _ConvertingField(
+        _parse_seed, None
+    )  # last: an invalid option must draw no seed
 
     def __post_init__(self) -> None:
         if self.grad_scaler is not None and self.updates_at_step:

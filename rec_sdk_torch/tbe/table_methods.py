@@ -229,9 +229,9 @@ class TableMethods:
     @property
     def counts_grad_norms(self) -> bool:
         """Whether norms of gradients are recorded for `counted_norms`."""
-        return self.embedding.layout.options.grad_norms and not self._tables_without_update()
+        return self.embedding.layout.options.grad_norms and not self._gradient_collecting_tables()
 
-    def _tables_without_update(self) -> list[str]:
+    def _gradient_collecting_tables(self) -> list[str]:
         """Returns the names of the tables whose optimizer is SparseGradients, which makes no updates."""
         pairs = zip(self.embedding.layout.tables, self.embedding.layout.optimizers, strict=True)
         return [table.name for table, optimizer in pairs if optimizer is not None and optimizer.spec.collects_gradients]
@@ -257,9 +257,9 @@ class TableMethods:
                 "the gradients of these tables are used up in the backward pass: call count_grad_norms() before it, or "
                 "make the tables with update='step'"
             )
-        if self._tables_without_update():
+        if self._gradient_collecting_tables():
             raise RuntimeError(
-                f"tables {self._tables_without_update()} make no updates: take_gradients() returns their gradients"
+                f"tables {self._gradient_collecting_tables()} make no updates: take_gradients() returns their gradients"
             )
         if norm_type not in NORMS:
             raise ValueError(f"norm_type is {norm_type}, allowed are {list(NORMS)}")

@@ -142,8 +142,8 @@ def copy_cases(batch: Batch, dim: int) -> Iterator[Case]:
     least = count * (4 + 2 * layout.bytes)
     yield Case("gather_rows", taken, least)
     yield Case("scatter_rows", {**taken, "rows": rows}, least)
-    places = torch.arange(count, dtype=torch.int32)
-    swapped = {**taken, "places": places, "rows": rows, "leaving": torch.empty_like(rows)}
+    victim_indices = torch.arange(count, dtype=torch.int32)
+    swapped = {**taken, "victim_indices": victim_indices, "rows": rows, "victims": torch.empty_like(rows)}
     yield Case("swap_rows", swapped, count * (8 + 4 * layout.bytes))
 
 
@@ -203,9 +203,9 @@ def swap_lookup_cases(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WE
         swap = {
             "cache": cache,
             "slots": missing,
-            "places": torch.arange(count, dtype=torch.int32),
+            "victim_indices": torch.arange(count, dtype=torch.int32),
             "rows": rows,
-            "leaving": torch.empty_like(rows),
+            "victims": torch.empty_like(rows),
             "dim": dim,
             "weight_dtype": dtype,
         }

@@ -54,19 +54,19 @@ void check_swap(int64_t bytes, int64_t count) {
   const std::vector<uint8_t> cache = random_bytes(&random, slots * bytes),
                              rows = random_bytes(&random, count * bytes);
   for (const auto leaves : kLeaves) {
-    std::vector<int32_t> places;
+    std::vector<int32_t> victim_indices;
     std::vector<uint8_t> swapped = cache, left;
-    int32_t leaving = 0;
+    int32_t victims = 0;
     for (int64_t i = 0; i < count; ++i) {
       uint8_t* const row = &swapped[static_cast<size_t>(list[i] * bytes)];
       if (leaves(i, count)) left.insert(left.end(), row, row + bytes);
-      places.push_back(leaves(i, count) ? leaving++ : -1);
+      victim_indices.push_back(leaves(i, count) ? victims++ : -1);
       std::memcpy(row, &rows[static_cast<size_t>(i * bytes)], static_cast<size_t>(bytes));
     }
     for (const int64_t cores : ascendc_tests::kCores) {
       std::vector<uint8_t> target = cache, out(left.size());
-      const rec_sdk::SwapRows swap{target.data(), rows.data(), out.data(), list.data(), places.data(),
-                                   bytes,         slots,       count,      leaving};
+      const rec_sdk::SwapRows swap{target.data(), rows.data(), out.data(), list.data(), victim_indices.data(),
+                                   bytes,         slots,       count,      victims};
       const std::string title = "swap_rows of " + std::to_string(bytes) + " bytes";
       kernel_of(swap).run(cores, title);
       check_bits(title, cores, out, left);

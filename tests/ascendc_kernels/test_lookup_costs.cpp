@@ -82,10 +82,10 @@ void check_copies(int64_t bytes, int64_t count) {
   check_costs(gather(a), title, least);
   check_costs(scatter(a), title, least);
 
-  std::vector<uint8_t> leaving(cache.size());
-  std::vector<int32_t> places;
-  for (int64_t i = 0; i < count; ++i) places.push_back(static_cast<int32_t>(i));
-  const rec_sdk::SwapRows swap{cache.data(), rows.data(), leaving.data(), slots.data(), places.data(),
+  std::vector<uint8_t> victims(cache.size());
+  std::vector<int32_t> victim_indices;
+  for (int64_t i = 0; i < count; ++i) victim_indices.push_back(static_cast<int32_t>(i));
+  const rec_sdk::SwapRows swap{cache.data(), rows.data(), victims.data(), slots.data(), victim_indices.data(),
                                bytes,        count,       count,          count};
   // The slots are read twice.
   check_costs(kernel_of(swap), title, count * (4 * bytes + 12));

@@ -63,13 +63,13 @@ void check_counts(const std::string& title, const std::vector<int32_t>& slots, i
   check_count(title + "pooled_weights_grad", copies_of(kernel_of(grad)).in, copies);
 
   const int64_t bytes = weights.stride_bytes;
-  std::vector<uint8_t> table(static_cast<size_t>(count * bytes)), rows(table.size()), leaving(table.size());
+  std::vector<uint8_t> table(static_cast<size_t>(count * bytes)), rows(table.size()), victims(table.size());
   const rec_sdk::CopyRows copy{table.data(), rows.data(), slots.data(), bytes, count, count};
   check_count(title + "gather_rows", copies_of(gather(copy)).in, copies);
   check_count(title + "scatter_rows", copies_of(scatter(copy)).out, copies);
-  std::vector<int32_t> places(slots.size());
-  std::iota(places.begin(), places.end(), 0);
-  const rec_sdk::SwapRows swap{table.data(), rows.data(), leaving.data(), slots.data(), places.data(),
+  std::vector<int32_t> victim_indices(slots.size());
+  std::iota(victim_indices.begin(), victim_indices.end(), 0);
+  const rec_sdk::SwapRows swap{table.data(), rows.data(), victims.data(), slots.data(), victim_indices.data(),
                                bytes,        count,       count,          count};
   const Copies swapped = copies_of(kernel_of(swap));
   check_count(title + "swap_rows, in", swapped.in, copies);

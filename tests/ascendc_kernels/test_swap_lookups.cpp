@@ -21,18 +21,18 @@ namespace {
 constexpr int64_t kSlots = Table::kSlots;
 
 // Victims of the fetched rows: none, and then there are no positions either; all; some.
-enum class Leaving { kNone, kAll, kSome };
-constexpr Leaving kLeaving[] = {Leaving::kNone, Leaving::kAll, Leaving::kSome};
+enum class Victims { kNone, kAll, kSome };
+constexpr Victims kVictims[] = {Victims::kNone, Victims::kAll, Victims::kSome};
 
 // A cache before and after a swap.
 struct Swap {
   int64_t count, bytes;
   std::vector<uint8_t> before, after, rows, left;
-  std::vector<int32_t> slots, places;
+  std::vector<int32_t> slots, victim_indices;
   rec_sdk::Weights weights;  // of `after`
 
   // The last slot keeps its row.
-  Swap(Random* random, const Table& table, int64_t count_, Leaving leaving)
+  Swap(Random* random, const Table& table, int64_t count_, Victims victims)
       : count(count_), bytes(table.weights.stride_bytes), weights(table.weights) {
     before = table.bytes;
     before.resize(static_cast<size_t>(kSlots * bytes));
@@ -42,13 +42,13 @@ struct Swap {
     slots = kernel_tests::distinct_slots(random, count, kSlots - 1);
     after = before;
     for (int64_t i = 0; i < count; ++i) {
-      const bool leaves = leaving == Leaving::kAll || (leaving == Leaving::kSome && i % 3 != 1);
+      const bool leaves = victims == Victims::kAll || (victims == Victims::kSome && i % 3 != 1);
       uint8_t* const row = &after[static_cast<size_t>(slots[i] * bytes)];
-      places.push_back(leaves ? static_cast<int32_t>(left.size() / static_cast<size_t>(bytes)) : -1);
+      victim_indices.push_back(leaves ? static_cast<int32_t>(left.size() / static_cast<size_t>(bytes)) : -1);
       if (leaves) left.insert(left.end(), row, row + bytes);
       std::memcpy(row, &rows[static_cast<size_t>(i * bytes)], static_cast<size_t>(bytes));
     }
-    if (leaving == Leaving::kNone) places.clear();
+    if (victims == Victims::kNone) victim_indices.clear();
     weights.data = after.data();
   }
 
@@ -66,7 +66,7 @@ struct Swap {
             rows.data(),
             out->data(),
             slots.data(),
-            places.empty() ? nullptr : places.data(),
+            victim_indices.empty() ? nullptr : victim_indices.data(),
             bytes,
             kSlots,
             count,
@@ -80,7 +80,7 @@ struct Swap {
     rec_sdk::Weights in_cache = weights;
     in_cache.data = cache.data();
     call(in_cache, arguments(&cache, &out));
-    check_bits(title + ", leaving", cores, out, left);
+    check_bits(title + ", victims", cores, out, left);
     check_bits(title + ", cache", cores, cache, after);
   }
 };
@@ -94,10 +94,10 @@ void put_neighbours(const Swap& swap, std::vector<int32_t>* lookups) {
   }
 }
 
-void check_sequence(int64_t dim, DType dtype, int64_t lookups, int64_t coming, Leaving leaving) {
+void check_sequence(int64_t dim, DType dtype, int64_t lookups, int64_t coming, Victims victims) {
   Random random(dim + lookups);
   const Table table(&random, dim, dtype, Spacing::kRecords);
-  const Swap swap(&random, table, coming, leaving);
+  const Swap swap(&random, table, coming, victims);
   std::vector<int32_t> slots = random_slots(&random, lookups, kSlots);
   put_neighbours(swap, &slots);
   const std::vector<int32_t> origins = swap.origins_of(slots);
@@ -115,10 +115,10 @@ void check_sequence(int64_t dim, DType dtype, int64_t lookups, int64_t coming, L
   }
 }
 
-void check_pooled(int64_t dim, DType dtype, const BagShape& shape, bool weighted, Leaving leaving) {
+void check_pooled(int64_t dim, DType dtype, const BagShape& shape, bool weighted, Victims victims) {
   Random random(dim);
   LookupBatch batch(&random, dim, dtype, shape, Spacing::kRecords);
-  const Swap swap(&random, batch.table, 20, leaving);
+  const Swap swap(&random, batch.table, 20, victims);
   put_neighbours(swap, &batch.slots);
   const std::vector<int32_t> origins = swap.origins_of(batch.slots);
   std::vector<float> expected = batch.blank_output();
@@ -141,14 +141,14 @@ void check_both(int64_t dim, DType dtype) {
   const BagShape shapes[] = {
       {"mixed", 6, 2, {0, 1, 2, 31, 32, 33, scaled(100, dim), scaled(1100, dim), 5, scaled(64, dim)}},
       {"equal bags", 20, 0, std::vector<int64_t>(40, 8)}};
-  for (const Leaving leaving : kLeaving) {
-    check_sequence(dim, dtype, scaled(3001, dim), 20, leaving);
-    for (const BagShape& shape : shapes) check_pooled(dim, dtype, shape, leaving == Leaving::kAll, leaving);
+  for (const Victims victims : kVictims) {
+    check_sequence(dim, dtype, scaled(3001, dim), 20, victims);
+    for (const BagShape& shape : shapes) check_pooled(dim, dtype, shape, victims == Victims::kAll, victims);
   }
-  check_sequence(dim, dtype, 1, 1, Leaving::kAll);
-  check_sequence(dim, dtype, 40, kSlots - 1, Leaving::kAll);
-  check_sequence(dim, dtype, 0, 3, Leaving::kSome);
-  check_sequence(dim, dtype, 5, 0, Leaving::kAll);
+  check_sequence(dim, dtype, 1, 1, Victims::kAll);
+  check_sequence(dim, dtype, 40, kSlots - 1, Victims::kAll);
+  check_sequence(dim, dtype, 0, 3, Victims::kSome);
+  check_sequence(dim, dtype, 5, 0, Victims::kAll);
 }
 
 void check_blocks() {
@@ -176,7 +176,7 @@ int main() {
   for (const int64_t dim : {1, 8, 20, 64, 128, 200, 1000, 5000}) {
     for (const DType dtype : kernel_tests::kDTypes) check_both(dim, dtype);
   }
-  check_sequence(30011, DType::kFloat32, 5, 3, Leaving::kSome);
-  check_sequence(30011, DType::kBFloat16, 5, 3, Leaving::kSome);
+  check_sequence(30011, DType::kFloat32, 5, 3, Victims::kSome);
+  check_sequence(30011, DType::kBFloat16, 5, 3, Victims::kSome);
   return check_result();
 }

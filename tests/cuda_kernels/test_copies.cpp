@@ -8,34 +8,34 @@ using kernel_tests::Random;
 namespace {
 
 // Records, and a buffer with rows of them. The rows start `offset` bytes after a multiple of 16, the victims
-// `leaving_offset` bytes after one.
+// `victims_offset` bytes after one.
 struct Copies {
-  int64_t bytes, slots, count, offset, leaving_offset;
+  int64_t bytes, slots, count, offset, victims_offset;
   std::vector<int32_t> list;
-  std::vector<int32_t> places;  // two of three slots have a victim
+  std::vector<int32_t> victim_indices;  // two of three slots have a victim
   std::vector<uint8_t> cache, rows;
 
-  Copies(Random* random, int64_t bytes_, int64_t count_, int64_t offset_, int64_t leaving_offset_)
+  Copies(Random* random, int64_t bytes_, int64_t count_, int64_t offset_, int64_t victims_offset_)
       : bytes(bytes_),
         slots(count_ + 10),
         count(count_),
         offset(offset_),
-        leaving_offset(leaving_offset_),
+        victims_offset(victims_offset_),
         list(kernel_tests::distinct_slots(random, count, slots)),
         cache(kernel_tests::random_bytes(random, offset + slots * bytes)),
         rows(kernel_tests::random_bytes(random, offset + count * bytes)) {
-    for (int32_t i = 0; i < count; ++i) places.push_back(i % 3 == 2 ? -1 : i - i / 3);
+    for (int32_t i = 0; i < count; ++i) victim_indices.push_back(i % 3 == 2 ? -1 : i - i / 3);
   }
 
   rec_sdk::CopyRows arguments(std::vector<uint8_t>* to_cache, std::vector<uint8_t>* to_rows) const {
     return {to_cache->data() + offset, to_rows->data() + offset, list.data(), bytes, slots, count};
   }
-  rec_sdk::SwapRows swap(std::vector<uint8_t>* to_cache, std::vector<uint8_t>* to_leaving) const {
+  rec_sdk::SwapRows swap(std::vector<uint8_t>* to_cache, std::vector<uint8_t>* to_victims) const {
     return {to_cache->data() + offset,
             rows.data() + offset,
-            to_leaving->data() + leaving_offset,
+            to_victims->data() + victims_offset,
             list.data(),
-            places.data(),
+            victim_indices.data(),
             bytes,
             slots,
             count,
@@ -63,21 +63,21 @@ void check(const Copies& copies, const std::string& title) {
 }
 
 void check_swap(const Copies& copies, const std::string& title) {
-  std::vector<uint8_t> swapped = copies.cache, left(copies.leaving_offset + copies.count * copies.bytes);
+  std::vector<uint8_t> swapped = copies.cache, left(copies.victims_offset + copies.count * copies.bytes);
   rec_sdk::cpu_kernels().swap_rows(copies.swap(&swapped, &left), 0, copies.count);
   in_every_order("swap_rows, " + title, [&](const std::string& where) {
-    std::vector<uint8_t> cache = copies.cache, leaving(left.size());
-    CHECK(rec_sdk::cuda::swap_rows(copies.swap(&cache, &leaving), nullptr) == cudaSuccess);
+    std::vector<uint8_t> cache = copies.cache, victims(left.size());
+    CHECK(rec_sdk::cuda::swap_rows(copies.swap(&cache, &victims), nullptr) == cudaSuccess);
     check_bits(where, cache, swapped);
-    check_bits(where, leaving, left);
+    check_bits(where, victims, left);
   });
 }
 
-void check_copies(int64_t bytes, int64_t count, int64_t offset, int64_t leaving_offset) {
+void check_copies(int64_t bytes, int64_t count, int64_t offset, int64_t victims_offset) {
   Random random(bytes + offset);
-  const Copies copies(&random, bytes, count, offset, leaving_offset);
+  const Copies copies(&random, bytes, count, offset, victims_offset);
   const std::string title = std::to_string(count) + " rows of " + std::to_string(bytes) + " bytes at " +
-                            std::to_string(offset) + ", leaving to " + std::to_string(leaving_offset);
+                            std::to_string(offset) + ", victims to " + std::to_string(victims_offset);
   check(copies, title);
   check_swap(copies, title);
   cuda_host::memory_type = cudaMemoryTypeHost;

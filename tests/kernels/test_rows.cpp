@@ -66,14 +66,14 @@ void accumulate(int64_t dim, bool scaled) {
 // Every second slot is taken.
 void check_swap(const CpuKernels& kernels, const Cache& cache, const Cache& others,
                 const std::vector<int32_t>& slots) {
-  const auto count = static_cast<int64_t>(slots.size()), leaving = count / 2;
+  const auto count = static_cast<int64_t>(slots.size()), victims = count / 2;
   const int64_t bytes = cache.layout.bytes;
   Cache swapped = cache, expected = cache;
-  std::vector<uint8_t> left(static_cast<size_t>(leaving * bytes)), expected_left;
-  std::vector<int32_t> places;
+  std::vector<uint8_t> left(static_cast<size_t>(victims * bytes)), expected_left;
+  std::vector<int32_t> victim_indices;
   for (int32_t i = 0; i < count; ++i) {
     uint8_t* const row = expected.record(slots[static_cast<size_t>(i)]);
-    places.push_back(i % 2 == 0 ? -1 : i / 2);
+    victim_indices.push_back(i % 2 == 0 ? -1 : i / 2);
     if (i % 2 == 1) expected_left.insert(expected_left.end(), row, row + bytes);
     std::memcpy(row, others.record(i), static_cast<size_t>(bytes));
   }
@@ -81,11 +81,11 @@ void check_swap(const CpuKernels& kernels, const Cache& cache, const Cache& othe
                                others.bytes.data(),
                                left.data(),
                                slots.data(),
-                               places.data(),
+                               victim_indices.data(),
                                bytes,
                                static_cast<int64_t>(cache.bytes.size()) / bytes,
                                count,
-                               leaving};
+                               victims};
   in_ranges(count, [&](int64_t begin, int64_t end) { kernels.swap_rows(swap, begin, end); });
   CHECK(swapped.bytes == expected.bytes);
   CHECK(left == expected_left);

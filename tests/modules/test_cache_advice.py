@@ -20,7 +20,7 @@ from rec_sdk_torch.tools.cache_advice.advice import Table, cache_sizes, choose_c
 from rec_sdk_torch.tools.cache_advice.command import _progress_bar, main
 from rec_sdk_torch.tools.cache_advice.costs import Bandwidth, measure_bandwidth
 from rec_sdk_torch.tools.cache_advice.simulation import MAX_AHEAD, Counts, Simulation
-from rec_sdk_torch.tools.cache_advice.traces import Trace, TraceError, read_traces
+from rec_sdk_torch.tools.cache_advice.traces import TableTrace, TraceError, read_traces
 
 Ids = npt.NDArray[np.int64]
 SPEED = Bandwidth(1e9, 1e9, "a test's")
@@ -106,7 +106,7 @@ def test_work_in_python_does_not_grow_with_the_trace() -> None:
 
     def calls(samples: int) -> int:
         ids = (2000 * np.random.default_rng(1).random(samples) ** 4).astype(np.int64)
-        trace = Trace(ids, np.arange(samples + 1))
+        trace = TableTrace(ids, np.arange(samples + 1))
         return calls_of(lambda: simulate_table("t", trace, 50, [0.4, 0.7], ["lru", "lrfu"], 2, 8, iter))
 
     calls(1000)
@@ -218,7 +218,7 @@ def test_requested_sizes_become_cache_sizes(wanted: list[float], expected: list[
         assert found == expected
 
 
-def cut(trace: Trace, samples: int) -> list[list[int]]:
+def cut(trace: TableTrace, samples: int) -> list[list[int]]:
     """Returns the ids of each nonempty batch."""
     return [ids.tolist() for ids in np.split(trace.ids, trace.starts(samples)[1:-1])]
 
@@ -361,5 +361,5 @@ def test_wrong_options_are_one_line(
 
 
 def test_a_trace_includes_its_incomplete_last_batch() -> None:
-    trace = Trace(np.arange(5, dtype=np.int64), np.arange(6, dtype=np.int64))
+    trace = TableTrace(np.arange(5, dtype=np.int64), np.arange(6, dtype=np.int64))
     assert cut(trace, 2) == [[0, 1], [2, 3], [4]]

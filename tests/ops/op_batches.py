@@ -204,7 +204,11 @@ def good_calls(device: Device) -> dict[str, tuple[Callable[..., object], Argumen
     }
     copy: Arguments = {"cache": cache.records, "slots": int32([1, 0, 4], device)}
     rows = Cache(torch.arange(100.0, 124.0).view(3, 8), device=device).records
-    swap: Arguments = copy | {"places": int32([-1, 0, 1], device), "rows": rows, "leaving": torch.zeros_like(rows[:2])}
+    swap: Arguments = copy | {
+        "victim_indices": int32([-1, 0, 1], device),
+        "rows": rows,
+        "victims": torch.zeros_like(rows[:2]),
+    }
     looked_up: Arguments = {
         "dim": 8,
         "weight_dtype": torch.float32,

@@ -105,18 +105,18 @@ BAD: list[Case] = [
     ("gather_rows.out", {"out": random_bytes(3, 64)[:, :32]}, "out must be contiguous"),
     ("scatter_rows", {"rows": random_bytes(4, 32)}, r"rows must be \[3, 32\], got \[4, 32\]"),
     ("swap_rows", {"cache": random_bytes(5, 64)[:, :32]}, "cache must be contiguous"),
-    ("swap_rows", {"leaving": random_bytes(2, 8)}, r"leaving must be \[2, 32\], got \[2, 8\]"),
-    ("swap_rows", {"leaving": random_bytes(4, 32)}, "leaving must have at most 3 rows, got 4"),
+    ("swap_rows", {"victims": random_bytes(2, 8)}, r"victims must be \[2, 32\], got \[2, 8\]"),
+    ("swap_rows", {"victims": random_bytes(4, 32)}, "victims must have at most 3 rows, got 4"),
     *((f"swap_{kind}", {name: value}, f"rec_sdk::swap_{kind}: {message}")
       for kind in ("rows", "lookup_sequence", "lookup_pooled") for name, value, message in (
         ("cache", torch.zeros(5, 32), "cache must be Byte, got Float"),
-        ("places", int32([0]), "places must have 3 element"),
+        ("victim_indices", int32([0]), "victim_indices must have 3 element"),
         ("rows", random_bytes(4, 32), r"rows must be \[3, 32\], got \[4, 32\]"),
     )),
     *((f"swap_{kind}", {name: value}, f"rec_sdk::swap_{kind}: {message}")
       for kind in ("lookup_sequence", "lookup_pooled") for name, value, message in (
-        ("places", None, "places and leaving belong together"),
-        ("leaving", None, "places and leaving belong together"),
+        ("victim_indices", None, "victim_indices and victims belong together"),
+        ("victims", None, "victim_indices and victims belong together"),
         ("origins", int32([0, 5]), r"origins must have 3 element\(s\), got 2"),
         ("lookup_slots", torch.zeros(3, dtype=torch.int64), "lookup_slots must be Int, got Long"),
         *(("dim", dim, rf"dim must be in \[1, {2**30}\], got {dim}") for dim in (0, 2**30 + 1, 2**62)),
@@ -168,14 +168,14 @@ CONTENTS: list[Case] = [
     ("gather_rows", {"slots": int32([0, 5, 1])}, r"slots must be in \[0, 5\), got 5 at index 1"),
     ("gather_rows.out", {"slots": int32([7, 0, 1])}, r"slots must be in \[0, 5\), got 7 at index 0"),
     ("scatter_rows", {"slots": int32([-1, 5, 1])}, r"slots must be in \[0, 5\), got -1 at index 0"),
-    *(("swap_rows", {"places": int32(places)}, message) for places, message in (
-        ([0, 0, 1], r"places must be -1 or the next of 0, 1, ..., here 1, got 0 at index 1"),
+    *(("swap_rows", {"victim_indices": int32(victim_indices)}, message) for victim_indices, message in (
+        ([0, 0, 1], r"victim_indices must be -1 or the next of 0, 1, ..., here 1, got 0 at index 1"),
         ([-2, 0, 1], "here 0, got -2 at index 0"),
-        ([-1, -1, -1], "leaving must be a row for each of the 0 places, got 2"),
+        ([-1, -1, -1], "victims must have one row for each of the 0 indices that are not -1, got 2"),
     )),
     *((f"swap_{kind}", {name: value}, message)
       for kind in ("rows", "lookup_sequence", "lookup_pooled") for name, value, message in (
-        ("places", int32([0, 1, 2]), "leaving must be a row for each of the 3 places, got 2"),
+        ("victim_indices", int32([0, 1, 2]), "victims must have one row for each of the 3 indices that are not"),
         ("slots", int32([1, 0, 5]), r"slots must be in \[0, 5\), got 5 at index 2"),
         ("slots", int32([-1, 0, 4]), r"slots must be in \[0, 5\), got -1 at index 0"),
     )),

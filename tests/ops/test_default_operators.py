@@ -193,9 +193,15 @@ def test_a_call_of_every_operator(dim: int, device: torch.device) -> None:
 @pytest.mark.kernels
 def test_row_copies_match_on_all_devices(device: torch.device) -> None:
     cache, slots = random_bytes(40, 48), int32(torch.randperm(40)[:20])
-    rows, places = random_bytes(20, 48), int32([i // 2 if i % 2 else -1 for i in range(20)])
+    rows, victim_indices = random_bytes(20, 48), int32([i // 2 if i % 2 else -1 for i in range(20)])
     assert_same_bits("gather_rows", {"cache": cache, "slots": slots}, device)
     assert_same_bits("gather_rows.out", {"cache": cache, "slots": slots, "out": random_bytes(20, 48)}, device)
     assert_same_bits("scatter_rows", {"cache": cache, "slots": slots, "rows": rows}, device)
-    arguments = {"cache": cache, "slots": slots, "places": places, "rows": rows, "leaving": random_bytes(10, 48)}
+    arguments = {
+        "cache": cache,
+        "slots": slots,
+        "victim_indices": victim_indices,
+        "rows": rows,
+        "victims": random_bytes(10, 48),
+    }
     assert_same_bits("swap_rows", arguments, device)

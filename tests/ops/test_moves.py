@@ -38,9 +38,9 @@ def number_victims(leaves: torch.Tensor) -> torch.Tensor:
 
 def check(cache: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor, device: torch.device) -> None:
     rows = random_bytes(len(slots), cache.shape[1])
-    there, leaving = cache.to(device, copy=True), random_bytes(int(leaves.sum()), cache.shape[1], device)
-    ops.swap_rows(there, int32(slots, device), number_victims(leaves).to(device), rows.to(device), leaving)
-    assert torch.equal(leaving.cpu(), cache[slots[leaves]])
+    there, victims = cache.to(device, copy=True), random_bytes(int(leaves.sum()), cache.shape[1], device)
+    ops.swap_rows(there, int32(slots, device), number_victims(leaves).to(device), rows.to(device), victims)
+    assert torch.equal(victims.cpu(), cache[slots[leaves]])
     assert torch.equal(there.cpu(), cache.index_copy(0, slots, rows))
 
 
@@ -57,7 +57,7 @@ def test_a_swap_is_indexing(bytes_: int, count: int, device: torch.device) -> No
 
 
 def test_more_rows_than_one_chunk_of_slots(device: torch.device) -> None:
-    """Kernels read the places of many rows at once: runs end at, before and after row 1024."""
+    """Kernels read the victim_indices of many rows at once: runs end at, before and after row 1024."""
     count = 4096
     slots, cache = torch.randperm(count), random_bytes(count, 16)
     for begin in (1023, 1024, 1025):
@@ -77,7 +77,7 @@ def test_a_signal_interrupts_before_or_after_a_call(device: torch.device) -> Non
     count = 40_000
     slots = int32(torch.arange(count), device)
     cache, ones = torch.zeros(count, 512, dtype=torch.uint8), torch.ones(count, 512, dtype=torch.uint8, device=device)
-    leaving = torch.empty_like(ones)
+    victims = torch.empty_like(ones)
 
     def interrupt(*_: Any) -> None:
         raise InterruptionError
@@ -89,7 +89,7 @@ def test_a_signal_interrupts_before_or_after_a_call(device: torch.device) -> Non
             if found[-9:] == [True] * 9:
                 break
             there, called = cache.to(device, copy=True), list[None]()
-            arguments = there, slots, slots, ones, leaving
+            arguments = there, slots, slots, ones, victims
             try:
                 signal.setitimer(signal.ITIMER_REAL, delay)
                 call_once(ops.swap_rows.default, arguments, called)
@@ -99,7 +99,7 @@ def test_a_signal_interrupts_before_or_after_a_call(device: torch.device) -> Non
                 found.append(bool(called))
             assert bool(there[0, 0].item()) == bool(called)
             call_once(ops.swap_rows.default, arguments, called)
-            assert not leaving.any(), "what left before is not overwritten"
+            assert not victims.any(), "what left before is not overwritten"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -117,12 +117,12 @@ def records(rows: int, layout: RecordLayout) -> torch.Tensor:
 
 
 def calls(layout: RecordLayout, lookups: int, coming: int, leaves: torch.Tensor | None) -> tuple[Arguments, Arguments]:
-    """Returns the arguments of a swap, on the CPU, and of its lookups; with `leaves` None there are no places."""
+    """Returns the arguments of a swap on the CPU, and of its lookups; without victims if `leaves` is None."""
     slots = torch.randperm(SLOTS)[:coming]
     swap = {"cache": records(SLOTS, layout), "slots": int32(slots), "rows": records(coming, layout)}
-    swap |= {"places": None, "leaving": None}
+    swap |= {"victim_indices": None, "victims": None}
     if leaves is not None:
-        swap |= {"places": number_victims(leaves), "leaving": random_bytes(int(leaves.sum()), layout.bytes)}
+        swap |= {"victim_indices": number_victims(leaves), "victims": random_bytes(int(leaves.sum()), layout.bytes)}
     of_slot = torch.arange(SLOTS).index_copy(0, slots, torch.arange(SLOTS, SLOTS + coming))
     looked_up = torch.randint(0, SLOTS, (lookups,))
     rows = {"dim": layout.dim, "weight_dtype": layout.weight_dtype}
@@ -144,12 +144,12 @@ def bags(lookups: int, dim: int, weighted: bool) -> Arguments:
 
 
 def swapped(swap: Arguments) -> torch.Tensor:
-    """Returns the cache after the swap, computed by separate operators; writes `leaving`."""
+    """Returns the cache after the swap, computed by separate operators; writes `victims`."""
     cache = swap["cache"].clone()
-    if swap["places"] is None:
+    if swap["victim_indices"] is None:
         ops.scatter_rows(cache, swap["slots"], swap["rows"])
     else:
-        ops.swap_rows(cache, swap["slots"], swap["places"], swap["rows"], swap["leaving"])
+        ops.swap_rows(cache, swap["slots"], swap["victim_indices"], swap["rows"], swap["victims"])
     return cache
 
 
@@ -157,7 +157,7 @@ LEAVES = {
     "all": lambda coming: torch.ones(coming, dtype=torch.bool),
     "some": lambda coming: torch.arange(coming) % 3 != 1,
     "none": lambda coming: torch.zeros(coming, dtype=torch.bool),
-    "no places": lambda coming: None,
+    "no victim_indices": lambda coming: None,
 }
 
 
@@ -183,5 +183,5 @@ def test_equals_the_two_operators(
     assert torch.equal(on_device["out"].cpu(), of_bags["out"])
     for each in (sequence, pooled):
         assert torch.equal(each["cache"].cpu(), expected)
-        if swap["leaving"] is not None:
-            assert torch.equal(each["leaving"].cpu(), swap["leaving"])
+        if swap["victims"] is not None:
+            assert torch.equal(each["victims"].cpu(), swap["victims"])

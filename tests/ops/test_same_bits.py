@@ -96,10 +96,10 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
     order = int32(torch.randperm(rows, generator=generator), device)
     torch.ops.rec_sdk.scatter_rows(cache.records, order, cache.records.clone())
     results.append(cache.records.clone())
-    leaving = torch.empty_like(cache.records)
-    places = torch.arange(rows, dtype=torch.int32, device=device)
-    torch.ops.rec_sdk.swap_rows(cache.records, order, places, cache.records.flip(0), leaving)
-    results += [cache.records, leaving]
+    victims = torch.empty_like(cache.records)
+    victim_indices = torch.arange(rows, dtype=torch.int32, device=device)
+    torch.ops.rec_sdk.swap_rows(cache.records, order, victim_indices, cache.records.flip(0), victims)
+    results += [cache.records, victims]
     pending = torch.zeros(rows, 2 * dim, device=device)
     for _ in range(2):
         accumulate(pending, [grad], **segments_of(slots, scale))

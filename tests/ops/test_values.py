@@ -26,7 +26,7 @@ def after_swap(a: Any) -> torch.Tensor:
 
 
 def swapped(a: Any) -> Values:
-    return {"cache": after_swap(a), "leaving": floats(a.cache[a.slots[a.places >= 0].long()])}
+    return {"cache": after_swap(a), "victims": floats(a.cache[a.slots[a.victim_indices >= 0].long()])}
 
 
 def bags(a: Any, weights: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

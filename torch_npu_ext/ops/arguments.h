@@ -62,19 +62,19 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients&
 CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const char* name,
                              const Tensor& rows, void* host_rows = nullptr);
 
-// Like copy_rows_arguments, for rows in (`rows`) and victims (`leaving`).
-SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& places,
-                             const Tensor& rows, const Tensor& leaving, void* host_rows = nullptr,
-                             void* host_leaving = nullptr);
+// Like copy_rows_arguments, for rows in (`rows`) and victims (`victims`).
+SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& victim_indices,
+                             const Tensor& rows, const Tensor& victims, void* host_rows = nullptr,
+                             void* host_victims = nullptr);
 
 // The arguments that swap_lookup_sequence and swap_lookup_pooled have in common.
 struct SwapAndLookups {
   const char* op;
   const Tensor& cache;
   const Tensor& slots;
-  const OptionalTensor& places;
+  const OptionalTensor& victim_indices;
   const Tensor& rows;
-  const OptionalTensor& leaving;
+  const OptionalTensor& victims;
   int64_t dim;
   torch::headeronly::ScalarType weight_dtype;
   const Tensor& lookup_slots;
@@ -83,7 +83,7 @@ struct SwapAndLookups {
 
 // (n, dim) fp32
 Tensor swap_lookup_sequence_output(const SwapAndLookups& all);
-// Both `places` and `leaving` are set, or neither if there are no victims.
+// Both `victim_indices` and `victims` are set, or neither if there are no victims.
 SwapLookupSequence swap_lookup_sequence_arguments(const SwapAndLookups& all, const Tensor& out);
 SwapLookupPooled swap_lookup_pooled_arguments(const SwapAndLookups& all, const Tensor& offsets,
                                               const OptionalTensor& per_sample_weights, const Tensor& columns,
@@ -97,8 +97,9 @@ namespace rec_sdk {
 class Checker;
 
 // The arguments of swap_rows and of lookup_pooled, also for operators that contain them.
-SwapRows swap_arguments(const Checker& check, const Tensor& cache, const Tensor& slots, const Tensor& places,
-                        const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving);
+SwapRows swap_arguments(const Checker& check, const Tensor& cache, const Tensor& slots,
+                        const Tensor& victim_indices, const Tensor& rows, const Tensor& victims,
+                        void* host_rows, void* host_victims);
 LookupPooled pooled_arguments(const Checker& check, const Weights& weights, const char* slots_name,
                               const Tensor& slots, const Tensor& offsets,
                               const OptionalTensor& per_sample_weights, const Tensor& columns,

@@ -53,7 +53,8 @@ void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_
                 int64_t width);
 
 // Checks that victims are numbered in the order of the rows in.
-void check_places(const Checker& check, const int32_t* places, int64_t count, int64_t leaving);
+void check_victim_indices(const Checker& check, const int32_t* victim_indices, int64_t count,
+                          int64_t victims);
 
 // Run the kernels on torch's threads.
 void scatter_on_cpu(const CopyRows& a);

@@ -36,7 +36,7 @@ struct SeparateLaunches {
  private:
   static void write_staged_rows(const Tensor& on, const SwapRows& a) {
     if (a.count == 0) return;
-    if (a.places != nullptr) {
+    if (a.victim_indices != nullptr) {
       Backend::swap_rows(on, a);
     } else {
       Backend::scatter_rows(
@@ -91,19 +91,19 @@ struct DeviceOperators {
     if (arguments.count > 0) Backend::scatter_rows(cache, arguments);
   }
 
-  static void swap_rows(const Tensor& cache, const Tensor& slots, const Tensor& places, const Tensor& rows,
-                        const Tensor& leaving) {
+  static void swap_rows(const Tensor& cache, const Tensor& slots, const Tensor& victim_indices,
+                        const Tensor& rows, const Tensor& victims) {
     const SwapRows arguments =
-        swap_rows_arguments(cache, slots, places, rows, leaving, Backend::host_rows(cache, rows),
-                            Backend::host_rows(cache, leaving));
+        swap_rows_arguments(cache, slots, victim_indices, rows, victims, Backend::host_rows(cache, rows),
+                            Backend::host_rows(cache, victims));
     if (arguments.count > 0) Backend::swap_rows(cache, arguments);
   }
 
-  static Tensor swap_lookup_sequence(const Tensor& cache, const Tensor& slots, const OptionalTensor& places,
-                                     const Tensor& rows, const OptionalTensor& leaving, int64_t dim,
-                                     ScalarType weight_dtype, const Tensor& lookup_slots,
-                                     const Tensor& origins) {
-    const SwapAndLookups all{"swap_lookup_sequence", cache,        slots,  places, rows, leaving, dim,
+  static Tensor swap_lookup_sequence(const Tensor& cache, const Tensor& slots,
+                                     const OptionalTensor& victim_indices, const Tensor& rows,
+                                     const OptionalTensor& victims, int64_t dim, ScalarType weight_dtype,
+                                     const Tensor& lookup_slots, const Tensor& origins) {
+    const SwapAndLookups all{"swap_lookup_sequence", cache,        slots,  victim_indices, rows, victims, dim,
                              weight_dtype,           lookup_slots, origins};
     Tensor out = swap_lookup_sequence_output(all);
     const SwapLookupSequence arguments = swap_lookup_sequence_arguments(all, out);
@@ -113,13 +113,13 @@ struct DeviceOperators {
     return out;
   }
 
-  static void swap_lookup_pooled(const Tensor& cache, const Tensor& slots, const OptionalTensor& places,
-                                 const Tensor& rows, const OptionalTensor& leaving, int64_t dim,
-                                 ScalarType weight_dtype, const Tensor& lookup_slots, const Tensor& origins,
-                                 const Tensor& offsets, const OptionalTensor& per_sample_weights,
-                                 const Tensor& columns, const Tensor& mean, int64_t first_bag,
-                                 const Tensor& out) {
-    const SwapAndLookups all{"swap_lookup_pooled", cache,        slots,  places, rows, leaving, dim,
+  static void swap_lookup_pooled(const Tensor& cache, const Tensor& slots,
+                                 const OptionalTensor& victim_indices, const Tensor& rows,
+                                 const OptionalTensor& victims, int64_t dim, ScalarType weight_dtype,
+                                 const Tensor& lookup_slots, const Tensor& origins, const Tensor& offsets,
+                                 const OptionalTensor& per_sample_weights, const Tensor& columns,
+                                 const Tensor& mean, int64_t first_bag, const Tensor& out) {
+    const SwapAndLookups all{"swap_lookup_pooled", cache,        slots,  victim_indices, rows, victims, dim,
                              weight_dtype,         lookup_slots, origins};
     const SwapLookupPooled arguments =
         swap_lookup_pooled_arguments(all, offsets, per_sample_weights, columns, mean, first_bag, out);

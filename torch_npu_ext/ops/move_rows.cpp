@@ -46,27 +46,29 @@ CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& 
   return {records, packed, slot, cache.size(1), cache.size(0), moved_rows(cache, slots)};
 }
 
-SwapRows swap_arguments(const Checker& check, const Tensor& cache, const Tensor& slots, const Tensor& places,
-                        const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving) {
+SwapRows swap_arguments(const Checker& check, const Tensor& cache, const Tensor& slots,
+                        const Tensor& victim_indices, const Tensor& rows, const Tensor& victims,
+                        void* host_rows, void* host_victims) {
   SwapRows a{};
   a.cache = records_of(check, cache);
   a.bytes = cache.size(1);
   a.cache_slots = cache.size(0);
   a.slots = check.vector<const int32_t>("slots", slots, ScalarType::Int);
-  a.places = check.vector<const int32_t>("places", places, ScalarType::Int, slots.size(0));
+  a.victim_indices =
+      check.vector<const int32_t>("victim_indices", victim_indices, ScalarType::Int, slots.size(0));
   a.rows = packed_rows(check, cache, "rows", rows, slots.size(0), host_rows);
-  a.leaving = packed_rows(check, cache, "leaving", leaving, leaving.size(0), host_leaving);
-  check.require(leaving.size(0) <= slots.size(0), "leaving must have at most ", slots.size(0), " rows, got ",
-                leaving.size(0));
+  a.victims = packed_rows(check, cache, "victims", victims, victims.size(0), host_victims);
+  check.require(victims.size(0) <= slots.size(0), "victims must have at most ", slots.size(0), " rows, got ",
+                victims.size(0));
   a.count = moved_rows(cache, slots);
-  a.leaving_count = leaving.size(0);
+  a.victim_count = victims.size(0);
   return a;
 }
 
-SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& places,
-                             const Tensor& rows, const Tensor& leaving, void* host_rows, void* host_leaving) {
+SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& victim_indices,
+                             const Tensor& rows, const Tensor& victims, void* host_rows, void* host_victims) {
   const Checker check("swap_rows", cache);
-  return swap_arguments(check, cache, slots, places, rows, leaving, host_rows, host_leaving);
+  return swap_arguments(check, cache, slots, victim_indices, rows, victims, host_rows, host_victims);
 }
 
 void scatter_on_cpu(const CopyRows& a) {
@@ -81,14 +83,16 @@ void swap_on_cpu(const SwapRows& a) {
                   [&](int64_t begin, int64_t end) { kernels.swap_rows(a, begin, end); });
 }
 
-void check_places(const Checker& check, const int32_t* place, int64_t count, int64_t leaving) {
+void check_victim_indices(const Checker& check, const int32_t* place, int64_t count, int64_t victims) {
   int64_t found = 0;
   for (int64_t i = 0; i < count; ++i) {
-    check.require(place[i] == -1 || place[i] == found, "places must be -1 or the next of 0, 1, ..., here ",
-                  found, ", got ", place[i], " at index ", i);
+    check.require(place[i] == -1 || place[i] == found,
+                  "victim_indices must be -1 or the next of 0, 1, ..., here ", found, ", got ", place[i],
+                  " at index ", i);
     if (place[i] >= 0) ++found;
   }
-  check.require(found == leaving, "leaving must be a row for each of the ", found, " places, got ", leaving);
+  check.require(found == victims, "victims must have one row for each of the ", found,
+                " indices that are not -1, got ", victims);
 }
 
 namespace {
@@ -115,12 +119,12 @@ void scatter_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& ro
   scatter_on_cpu(arguments);
 }
 
-void swap_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& places, const Tensor& rows,
-                   const Tensor& leaving) {
+void swap_rows_cpu(const Tensor& cache, const Tensor& slots, const Tensor& victim_indices, const Tensor& rows,
+                   const Tensor& victims) {
   const Checker check("swap_rows", cache);
-  const SwapRows arguments = swap_rows_arguments(cache, slots, places, rows, leaving);
+  const SwapRows arguments = swap_rows_arguments(cache, slots, victim_indices, rows, victims);
   check_indices(check, "slots", arguments.slots, slots.size(0), cache.size(0));
-  check_places(check, arguments.places, places.size(0), leaving.size(0));
+  check_victim_indices(check, arguments.victim_indices, victim_indices.size(0), victims.size(0));
   swap_on_cpu(arguments);
 }
 

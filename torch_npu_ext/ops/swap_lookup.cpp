@@ -24,10 +24,11 @@ Weights weights_of(const Checker& check, const SwapAndLookups& all) {
 }
 
 SwapRows swap_of(const Checker& check, const SwapAndLookups& all) {
-  check.require(all.places.has_value() == all.leaving.has_value(),
-                "places and leaving belong together: give both, or neither where no row leaves");
-  if (all.places.has_value()) {
-    return swap_arguments(check, all.cache, all.slots, *all.places, all.rows, *all.leaving, nullptr, nullptr);
+  check.require(all.victim_indices.has_value() == all.victims.has_value(),
+                "victim_indices and victims belong together: give both, or neither where no row leaves");
+  if (all.victim_indices.has_value()) {
+    return swap_arguments(check, all.cache, all.slots, *all.victim_indices, all.rows, *all.victims, nullptr,
+                          nullptr);
   }
   const CopyRows a = copy_rows_arguments(all.op, all.cache, all.slots, "rows", all.rows);
   return {a.cache, a.rows, nullptr, a.slots, nullptr, a.bytes, a.cache_slots, a.count, 0};
@@ -55,13 +56,13 @@ void check_origins(const Checker& check, const SwapRows& a, const int32_t* slots
 void check_contents(const Checker& check, const SwapRows& a, const int32_t* slots, const int32_t* origins,
                     int64_t lookups) {
   check_indices(check, "slots", a.slots, a.count, a.cache_slots);
-  if (a.places != nullptr) check_places(check, a.places, a.count, a.leaving_count);
+  if (a.victim_indices != nullptr) check_victim_indices(check, a.victim_indices, a.count, a.victim_count);
   check_indices(check, "lookup_slots", slots, lookups, a.cache_slots);
   check_origins(check, a, slots, origins, lookups);
 }
 
 void write_staged_rows_on_cpu(const SwapRows& a) {
-  if (a.places != nullptr) {
+  if (a.victim_indices != nullptr) {
     swap_on_cpu(a);
   } else {
     scatter_on_cpu({a.cache, const_cast<uint8_t*>(a.rows), a.slots, a.bytes, a.cache_slots, a.count});
@@ -100,10 +101,11 @@ SwapLookupPooled swap_lookup_pooled_arguments(const SwapAndLookups& all, const T
 
 namespace {
 
-Tensor swap_lookup_sequence_cpu(const Tensor& cache, const Tensor& slots, const OptionalTensor& places,
-                                const Tensor& rows, const OptionalTensor& leaving, int64_t dim,
-                                ScalarType weight_dtype, const Tensor& lookup_slots, const Tensor& origins) {
-  const SwapAndLookups all{"swap_lookup_sequence", cache,        slots,  places, rows, leaving, dim,
+Tensor swap_lookup_sequence_cpu(const Tensor& cache, const Tensor& slots,
+                                const OptionalTensor& victim_indices, const Tensor& rows,
+                                const OptionalTensor& victims, int64_t dim, ScalarType weight_dtype,
+                                const Tensor& lookup_slots, const Tensor& origins) {
+  const SwapAndLookups all{"swap_lookup_sequence", cache,        slots,  victim_indices, rows, victims, dim,
                            weight_dtype,           lookup_slots, origins};
   const Checker check(all.op, cache);
   Tensor out = swap_lookup_sequence_output(all);
@@ -114,12 +116,12 @@ Tensor swap_lookup_sequence_cpu(const Tensor& cache, const Tensor& slots, const 
   return out;
 }
 
-void swap_lookup_pooled_cpu(const Tensor& cache, const Tensor& slots, const OptionalTensor& places,
-                            const Tensor& rows, const OptionalTensor& leaving, int64_t dim,
+void swap_lookup_pooled_cpu(const Tensor& cache, const Tensor& slots, const OptionalTensor& victim_indices,
+                            const Tensor& rows, const OptionalTensor& victims, int64_t dim,
                             ScalarType weight_dtype, const Tensor& lookup_slots, const Tensor& origins,
                             const Tensor& offsets, const OptionalTensor& per_sample_weights,
                             const Tensor& columns, const Tensor& mean, int64_t first_bag, const Tensor& out) {
-  const SwapAndLookups all{"swap_lookup_pooled", cache,        slots,  places, rows, leaving, dim,
+  const SwapAndLookups all{"swap_lookup_pooled", cache,        slots,  victim_indices, rows, victims, dim,
                            weight_dtype,         lookup_slots, origins};
   const Checker check(all.op, cache);
   const SwapLookupPooled a =

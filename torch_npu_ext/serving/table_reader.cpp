@@ -12,7 +12,7 @@
 #include "torch_npu_ext/engine/base/errors.h"
 #include "torch_npu_ext/engine/store/index_file.h"
 #include "torch_npu_ext/engine/store/serving.h"
-#include "torch_npu_ext/serving/archive.h"
+#include "torch_npu_ext/serving/save_folders.h"
 #include "torch_npu_ext/serving/saves.h"
 
 namespace rec_sdk {

@@ -26,7 +26,7 @@ inline int64_t work_of(const LookupSequence& a) {
 inline int64_t work_of(const LookupPooled& a) {
   return a.lookups * row_bytes(a.weights) + a.bags.count * a.weights.dim * 4;
 }
-inline int64_t work_of(const SwapRows& a) { return 2 * (a.count + a.leaving_count) * a.bytes; }
+inline int64_t work_of(const SwapRows& a) { return 2 * (a.count + a.victim_count) * a.bytes; }
 
 inline int64_t blocks_of(const LookupSequence& a, int64_t cores) { return blocks_for(work_of(a), cores); }
 

@@ -12,7 +12,7 @@ namespace ascendc {
 // Copies or swaps the new rows into the cache. It uses its own pipe, whose destructor waits for all engines.
 __aicore__ inline void write_staged_rows(const SwapRows& a) {
   if (a.count == 0) return;
-  if (a.places == nullptr) {
+  if (a.victim_indices == nullptr) {
     scatter_rows({a.cache, const_cast<uint8_t*>(a.rows), a.slots, a.bytes, a.cache_slots, a.count});
   } else {
     swap_rows(a);

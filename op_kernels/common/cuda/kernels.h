@@ -12,7 +12,7 @@
 namespace rec_sdk {
 namespace cuda {
 
-// `rows` and `leaving` of a copy may also be pinned host memory, which the device accesses directly.
+// `rows` and `victims` of a copy may also be pinned host memory, which the device accesses directly.
 #define REC_SDK_LAUNCH(name, Arguments) cudaError_t name(const Arguments& a, cudaStream_t stream);
 REC_SDK_OPERATORS(REC_SDK_LAUNCH)
 #undef REC_SDK_LAUNCH

@@ -69,13 +69,13 @@ def install() -> None:
         torch.cuda.current_device = lambda: 0
         torch.cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     for owner in (torch.Tensor, torch.nn.Module):
-        owner.cuda = _make_cuda_method(kind)  # type: ignore[method-assign]
+        owner.cuda = _cuda_method_moving_to(kind)  # type: ignore[method-assign]
     dist.init_process_group = _with_backend(dist.init_process_group, 0, kind)
     dist.new_group = _with_backend(dist.new_group, 2, kind)
     dist.barrier = _without_devices(dist.barrier)
 
 
-def _make_cuda_method(kind: str) -> Callable[..., Any]:
+def _cuda_method_moving_to(kind: str) -> Callable[..., Any]:
     def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Moves the tensor or module to the device that replaces CUDA."""
         index = getattr(device, "index", device)

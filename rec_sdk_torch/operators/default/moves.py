@@ -54,44 +54,47 @@ def scatter(check: Checker, cache: torch.Tensor, slots: torch.Tensor, rows: torc
 
 
 def swap_rows(
-    cache: torch.Tensor, slots: torch.Tensor, places: torch.Tensor, rows: torch.Tensor, leaving: torch.Tensor
+    cache: torch.Tensor, slots: torch.Tensor, victim_indices: torch.Tensor, rows: torch.Tensor, victims: torch.Tensor
 ) -> Write:
     """Copies victims out of the cache and new records into it; see op_kernels/swap_rows/README.md."""
-    return swap(Checker("swap_rows", cache), cache, slots, places, rows, leaving)
+    return swap(Checker("swap_rows", cache), cache, slots, victim_indices, rows, victims)
 
 
 def swap(
     check: Checker,
     cache: torch.Tensor,
     slots: torch.Tensor,
-    places: torch.Tensor,
+    victim_indices: torch.Tensor,
     rows: torch.Tensor,
-    leaving: torch.Tensor,
+    victims: torch.Tensor,
 ) -> Write:
-    """Copies the victims to `leaving` and returns the write of the new records, as a part of an operator that swaps."""
+    """Copies the victims to `victims` and returns the write of the new records, as a part of an operator that swaps."""
     _check_records(check, cache)
     check.vector("slots", slots, torch.int32)
     count = slots.shape[0]
-    check.vector("places", places, torch.int32, count)
+    check.vector("victim_indices", victim_indices, torch.int32, count)
     _check_packed(check, cache, "rows", rows, count)
-    leave = leaving.shape[0] if leaving.dim() else 0
-    _check_packed(check, cache, "leaving", leaving, leave)
-    check.require(leave <= count, f"leaving must have at most {count} rows, got {leave}")
+    leave = victims.shape[0] if victims.dim() else 0
+    _check_packed(check, cache, "victims", victims, leave)
+    check.require(leave <= count, f"victims must have at most {count} rows, got {leave}")
     at = check.indices("slots", slots, cache.shape[0])
-    _check_places(check, places.long(), leave)
-    leaving.copy_(cache.index_select(0, at[places >= 0]))
+    _check_victim_indices(check, victim_indices.long(), leave)
+    victims.copy_(cache.index_select(0, at[victim_indices >= 0]))
     return Write(cache, at, rows.to(cache.device))
 
 
-def _check_places(check: Checker, places: torch.Tensor, leaving: int) -> None:
-    """Checks that `places` numbers the victims 0, 1, ... in the order of `slots`, and is -1 where there is no victim."""
-    leaves = (places >= 0).long()
+def _check_victim_indices(check: Checker, victim_indices: torch.Tensor, victims: int) -> None:
+    """Checks that `victim_indices` numbers the victims 0, 1, ... in the order of `slots`, and is -1 without one."""
+    leaves = (victim_indices >= 0).long()
     expected = leaves.cumsum(0) - leaves
     check.require_none(
-        (places != -1) & (places != expected),
+        (victim_indices != -1) & (victim_indices != expected),
         lambda i: (
-            f"places must be -1 or the next of 0, 1, ..., here {int(expected[i])}, got {int(places[i])} at index {i}"
+            f"victim_indices must be -1 or the next of 0, 1, ..., here {int(expected[i])}, "
+            f"got {int(victim_indices[i])} at index {i}"
         ),
     )
     found = int(leaves.sum())
-    check.require(found == leaving, f"leaving must be a row for each of the {found} places, got {leaving}")
+    check.require(
+        found == victims, f"victims must have one row for each of the {found} indices that are not -1, got {victims}"
+    )

@@ -10,7 +10,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _INFINITY = 0x7F800000
 
 
-def random_numbers(ids: torch.Tensor, seeds: torch.Tensor, dim: int) -> torch.Tensor:
+def rounding_bits(ids: torch.Tensor, seeds: torch.Tensor, dim: int) -> torch.Tensor:
     """Generates a 32-bit random number for each element of rows; only the upper 16 bits are random enough to use.
 
     Args:
@@ -29,7 +29,7 @@ def random_numbers(ids: torch.Tensor, seeds: torch.Tensor, dim: int) -> torch.Te
 
 
 def round_to(values: torch.Tensor, dtype: torch.dtype, random: torch.Tensor | None = None) -> torch.Tensor:
-    """Rounds float32 `values` to `dtype`: to nearest even or, with `random` from `random_numbers`, stochastically.
+    """Rounds float32 `values` to `dtype`: to nearest even or, with `random` from `rounding_bits`, stochastically.
 
     Stochastic rounding rounds to nearest where a magnitude exceeds the dtype's largest finite number. A NaN becomes the
     same NaN as in the kernels.

@@ -15,9 +15,9 @@ _Optional = torch.Tensor | None
 def swap_lookup_sequence(
     cache: torch.Tensor,
     slots: torch.Tensor,
-    places: _Optional,
+    victim_indices: _Optional,
     rows: torch.Tensor,
-    leaving: _Optional,
+    victims: _Optional,
     dim: int,
     weight_dtype: torch.dtype,
     lookup_slots: torch.Tensor,
@@ -27,7 +27,7 @@ def swap_lookup_sequence(
     check = Checker("swap_lookup_sequence", cache)
     _check_dim(check, cache, dim, weight_dtype)
     new_rows = _check_lookups(check, cache, slots, lookup_slots, origins)
-    write = _swap(check, cache, slots, places, rows, leaving)
+    write = _swap(check, cache, slots, victim_indices, rows, victims)
     looked_up = _look_up(cache, rows, dim, weight_dtype, lookup_slots, new_rows)
     return write._replace(result=looked_up)
 
@@ -35,9 +35,9 @@ def swap_lookup_sequence(
 def swap_lookup_pooled(
     cache: torch.Tensor,
     slots: torch.Tensor,
-    places: _Optional,
+    victim_indices: _Optional,
     rows: torch.Tensor,
-    leaving: _Optional,
+    victims: _Optional,
     dim: int,
     weight_dtype: torch.dtype,
     lookup_slots: torch.Tensor,
@@ -55,7 +55,7 @@ def swap_lookup_pooled(
     new_rows = _check_lookups(check, cache, slots, lookup_slots, origins)
     bags = PooledArguments(lookup_slots.shape[0], dim, offsets, per_sample_weights, columns, mean, first_bag, out)
     checked = bags.check(check)
-    write = _swap(check, cache, slots, places, rows, leaving)
+    write = _swap(check, cache, slots, victim_indices, rows, victims)
     pool(bags, checked, _look_up(cache, rows, dim, weight_dtype, lookup_slots, new_rows))
     return write
 
@@ -100,15 +100,20 @@ def _check_lookups(
 
 
 def _swap(
-    check: Checker, cache: torch.Tensor, slots: torch.Tensor, places: _Optional, rows: torch.Tensor, leaving: _Optional
+    check: Checker,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    victim_indices: _Optional,
+    rows: torch.Tensor,
+    victims: _Optional,
 ) -> Write:
     check.require(
-        (places is None) == (leaving is None),
-        "places and leaving belong together: give both, or neither where no row leaves",
+        (victim_indices is None) == (victims is None),
+        "victim_indices and victims belong together: give both, or neither where no row leaves",
     )
-    if places is None or leaving is None:
+    if victim_indices is None or victims is None:
         return scatter(check, cache, slots, rows)
-    return swap(check, cache, slots, places, rows, leaving)
+    return swap(check, cache, slots, victim_indices, rows, victims)
 
 
 def _look_up(

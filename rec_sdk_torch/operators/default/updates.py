@@ -10,7 +10,7 @@ from ...formulas import FORMULAS, Coefficients, Rows
 from ..record import WEIGHT_DTYPES, RecordLayout
 from .checks import MAX_DIM, Checker
 from .gradients import Gradients, check_gradients
-from .rounding import random_numbers, round_to
+from .rounding import round_to, rounding_bits
 from .sums import lane_sums
 from .write import Write
 
@@ -73,7 +73,7 @@ def update_rows(
     formula.update(rows)
     random = None
     if row_ids is not None and rounding_seeds is not None and weight_dtype != torch.float32:
-        random = random_numbers(row_ids, rounding_seeds[table], dim)
+        random = rounding_bits(row_ids, rounding_seeds[table], dim)
     weights.copy_(round_to(rows.w, weight_dtype, random))
     for state, values in zip(states, rows.states, strict=True):
         state.copy_(round_to(values, state.dtype))

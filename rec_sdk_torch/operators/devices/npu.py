@@ -19,7 +19,7 @@ _PACKAGE = Path(__file__).parents[2]
 _KERNELS = "librec_sdk_ascendc.so"
 
 
-def _advice(with_cann: str) -> str:
+def _install_advice(with_cann: str) -> str:
     """Returns the remedy for an error message: `pip install` with the arguments `with_cann`, or the emulated NPU.
 
     The emulated NPU is the remedy without CANN, since torch cannot be imported if torch_npu is installed without CANN.
@@ -37,7 +37,7 @@ def _import_torch_npu() -> None:
             raise
         package = f"--no-deps torch-npu=={torch.__version__.partition('+')[0]} pyyaml"
         raise ImportError(
-            f"device 'npu' needs the package torch_npu, which is not installed. {_advice(package)}"
+            f"device 'npu' needs the package torch_npu, which is not installed. {_install_advice(package)}"
         ) from error
     except (ImportError, OSError) as error:
         raise ImportError(
@@ -65,7 +65,7 @@ def load_operators() -> None:
         if not path.exists():
             raise ImportError(
                 f"device 'npu': {path} is missing, this build of rec_sdk_torch is without NPU kernels. "
-                f"{_advice('--no-build-isolation --no-deps .')}"
+                f"{_install_advice('--no-build-isolation --no-deps .')}"
             )
     ctypes.CDLL(str(kernels), mode=ctypes.RTLD_GLOBAL)
     load_kernels(operators)

@@ -340,7 +340,7 @@ class Manifest:
         return dict(found)
 
     @cached_property
-    def _ordered(self) -> dict[str, list[SavedFile]]:
+    def _files_in_reading_order(self) -> dict[str, list[SavedFile]]:
         """The files of each table, in reading order."""
         order = {role: position for position, role in enumerate(ROLES)}
         found: dict[str, list[SavedFile]] = defaultdict(list)
@@ -350,7 +350,7 @@ class Manifest:
 
     def files_of(self, key: str, role: str, *more: str) -> list[SavedFile]:
         """Returns the files of a table that have one of the roles, in reading order."""
-        return [file for file in self._ordered.get(key, ()) if file.role in (role, *more)]
+        return [file for file in self._files_in_reading_order.get(key, ()) if file.role in (role, *more)]
 
     def to_bytes(self) -> bytes:
         """Returns the content of the manifest file, with its checksum."""

@@ -25,7 +25,7 @@ _MAX_COUNTED = 2**53
 
 def serialize_sketch(owner: TableOwner, table: str, state: torch.Tensor) -> torch.Tensor:
     """Returns the saved form of a sketch, uint8: the ownership numbers, then `state` of `TableView.sketch`."""
-    return torch.cat([torch.from_numpy(_ownership(owner, table).view(np.uint8)), state])
+    return torch.cat([torch.from_numpy(_encoded_owner_rule(owner, table).view(np.uint8)), state])
 
 
 def relevant_sketches(owner: TableOwner, table: str, saved: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -39,7 +39,7 @@ def relevant_sketches(owner: TableOwner, table: str, saved: Iterable[torch.Tenso
         table: name of the table.
         saved: files of all ranks, uint8 `[n]` each.
     """
-    home = torch.from_numpy(_ownership(owner, table).view(np.uint8))
+    home = torch.from_numpy(_encoded_owner_rule(owner, table).view(np.uint8))
     states = [(each[: len(home)], each[len(home) :]) for each in saved]
     own = [state for owner_header, state in states if torch.equal(owner_header, home)]
     return own or [state for _, state in states]
@@ -68,7 +68,7 @@ def sketch_problem(saved: np.ndarray, rank: int, ranks: int) -> str | None:
     return None
 
 
-def _ownership(owner: TableOwner, table: str) -> np.ndarray:
+def _encoded_owner_rule(owner: TableOwner, table: str) -> np.ndarray:
     """Returns the ownership rule of a table, its block, the number of ranks and this rank, int64 `[4]`."""
     if owner.exchange is None:
         return np.array([0, 0, 1, 0], np.int64)

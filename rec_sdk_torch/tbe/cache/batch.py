@@ -171,7 +171,7 @@ class Batch:
         return replace(
             self,
             values=self.values[indices],
-            offsets=kept_before[self.bag_offsets(features)],
+            offsets=kept_before[self.repacked_offsets(features)],
             feature_keys=features,
             weights=weights,
             signals=self.signals.part(indices, self.feature_keys),
@@ -192,7 +192,7 @@ class Batch:
         begins = self.feature_keys[features] * self.batch_size
         return (self.offsets[begins + self.batch_size] - self.offsets[begins]).astype(np.int64)
 
-    def bag_offsets(self, features: Int64Array) -> Int64Array:
+    def repacked_offsets(self, features: Int64Array) -> Int64Array:
         """Returns the offsets of the bags of `features`, feature-major, int64 `[F * B + 1]`."""
         first = self.feature_keys[features][:, None] * self.batch_size + np.arange(self.batch_size)
         lengths = (self.offsets[first + 1] - self.offsets[first]).ravel()

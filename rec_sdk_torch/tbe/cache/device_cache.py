@@ -133,13 +133,13 @@ class Group:
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
         # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
         with torch.inference_mode(False):
-            self._allocate(backend, columns, means)
+            self._create_device_state(backend, columns, means)
         self._arguments = UpdateArguments(members, seed, self._transfers)
         self.optimizers = self._arguments.optimizers
         passes = any(optimizer.spec.table_pass for optimizer in self.optimizers)
         self.works_on_tables = self.accumulate_step > 1 or self.has_lifecycles or passes
 
-    def _allocate(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
+    def _create_device_state(self, backend: Backend, columns: Sequence[int], means: Sequence[bool]) -> None:
         slots = sum(member.cache_slots for member in self.members)
         cache = backend.allocate_cache(slots, self.layout.bytes, self._device)
         fill_default_rows(self.members, self.layout.weight(cache))
@@ -336,7 +336,7 @@ class Group:
         """Returns the gradient of the per-sample weights of a batch that was read; `rows` are its rows, `[n, D]`."""
         self._transfers.follow_previous_stream()
         slots = self._identity_slots(rows)
-        (offsets,) = self._transfers.to_device(batch.bag_offsets(self.features))
+        (offsets,) = self._transfers.to_device(batch.repacked_offsets(self.features))
         result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result
 

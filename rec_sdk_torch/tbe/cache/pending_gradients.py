@@ -158,7 +158,7 @@ def add_gradients(
 def _merge_rows(one: PlanArrays, other: PlanArrays) -> tuple[PlanArrays, torch.Tensor, torch.Tensor]:
     """Returns the union of the rows, and the index in it of each row of `one`, int64, and of `other`, int32."""
     device = one.unique_slots.device
-    keys = [_row_keys(arrays) for arrays in (one, other)]
+    keys = [_slot_keys(arrays) for arrays in (one, other)]
     merged, first = np.unique(np.concatenate(keys), return_index=True)
     indices = [torch.from_numpy(np.searchsorted(merged, each)).to(device) for each in keys]
     chosen, ids = torch.from_numpy(first).to(device), None
@@ -169,7 +169,7 @@ def _merge_rows(one: PlanArrays, other: PlanArrays) -> tuple[PlanArrays, torch.T
     return _one_lookup_per_row(slots, ids, tables), indices[0], indices[1].to(torch.int32)
 
 
-def _row_keys(arrays: PlanArrays) -> np.ndarray:
+def _slot_keys(arrays: PlanArrays) -> np.ndarray:
     """Returns a sort key of each row, int64: the table in the upper 32 bits, the slot in the lower."""
     slots, borders = arrays.unique_slots.cpu().numpy().astype(np.int64), arrays.table_offsets.cpu().numpy()
     return np.repeat(np.arange(len(borders) - 1, dtype=np.int64) << 32, np.diff(borders)) | slots

@@ -16,7 +16,7 @@ TouchedRows = tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None, torch
 """(gradients, unique_slots, unique_ids, table_offsets, segments) of the rows that have a gradient."""
 
 
-class _Lookups(Protocol):
+class _HasSegmentLookups(Protocol):
     @property
     def segment_lookups(self) -> int: ...
 
@@ -28,7 +28,7 @@ class UpdatePlan(Protocol):
     def arrays(self) -> PlanArrays: ...
 
     @property
-    def host(self) -> _Lookups: ...
+    def host(self) -> _HasSegmentLookups: ...
 
 
 def touched_rows(

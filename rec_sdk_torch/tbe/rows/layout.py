@@ -208,13 +208,13 @@ class Layout:
         lookups = batch.lookup_counts(np.arange(self.num_features))
         rows = [int(lookups[list(features)].sum()) for features in self._features]
         self.needed_rows = [min(batches * need, t.num_embeddings) for need, t in zip(rows, self.tables, strict=True)]
-        if self.built and not self.window_open() and not self.in_flight() and self._could_hold_more(rows):
+        if self.built and not self.window_open() and not self.in_flight() and self._rebuild_would_add_slots(rows):
             stored = sum(group.memory(None)["store_bytes"] for group in self.built)
             if stored < available_memory():
                 self._rebuild()
         return True
 
-    def _could_hold_more(self, rows: Sequence[int]) -> bool:
+    def _rebuild_would_add_slots(self, rows: Sequence[int]) -> bool:
         """Returns whether rebuilt groups would give more slots to a table that has fewer slots than `rows`."""
         current = self.cache_sizes()
         if all(have >= need for have, need in zip(current, rows, strict=True)):
@@ -341,7 +341,7 @@ class Layout:
             move_rows(other.built, fresh)
             self._use_groups(fresh)
 
-    def planned_part(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
+    def without_padding_and_frozen(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
         """Returns the part of a training batch that is planned: no padding ids, and no lookups of `frozen` tables."""
         if self.padding_ids is not None:
             batch = self.padding_ids.remove_from(batch)

@@ -132,7 +132,7 @@ class Replacement:
             self._new = [(group, engine, group.all_stats()) for group, engine in zip(groups, engines, strict=True)]
             for source in self._sources:
                 group, table = source.view.locate()
-                if _fill(source, group, engines[groups.index(group)], table):
+                if _copy_table(source, group, engines[groups.index(group)], table):
                     self.rounded.append(source.view.config.name)
                 if source.view.config.name in self._layout.evicted:
                     shape = source.view.row_schema(source.clocks)
@@ -182,7 +182,7 @@ def _is_rounded(config: TableConfig, weights: torch.Tensor) -> bool:
     return not bool(((stored == cached) | stored.isnan()).all())
 
 
-def _fill(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> bool:
+def _copy_table(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> bool:
     """Fills an empty table of `engine` with the contents of `source`; no row gets cached.
 
     Returns:

@@ -105,7 +105,10 @@ class Prefetched:
         part = self._part
         if part is None or part[0] is not frozen:
             full = self.full_batch
-            part = self._part = frozen, full if self.layout is None else self.layout.planned_part(full, frozen)
+            part = self._part = (
+                frozen,
+                full if self.layout is None else self.layout.without_padding_and_frozen(full, frozen),
+            )
         return part[1]
 
     def has_source(self, source: object, values: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from .costs import Bandwidth
 from .simulation import Counts, Simulation
-from .traces import Trace
+from .traces import TableTrace
 
 STEPS = 12
 """Number of sizes that are simulated by default."""
@@ -75,7 +75,7 @@ def cache_sizes(requested: Sequence[float], distinct: int, largest: int) -> list
 
 def simulate_table(
     name: str,
-    trace: Trace,
+    trace: TableTrace,
     samples: int,
     requested: Sequence[float],
     policies: Sequence[str],

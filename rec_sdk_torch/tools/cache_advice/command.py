@@ -26,7 +26,7 @@ from ...runtime.settings import parse_bytes
 if TYPE_CHECKING:
     from .advice import Progress
     from .costs import Bandwidth
-    from .traces import Trace
+    from .traces import TableTrace
 
 PROGRAM = "python -m rec_sdk_torch.cache_advice"
 EXAMPLE = f"""
@@ -140,7 +140,7 @@ def _bandwidth(options: argparse.Namespace) -> Bandwidth:
     return measure_bandwidth(parse_device(options.device))
 
 
-def _traces(options: argparse.Namespace) -> dict[str, Trace]:
+def _traces(options: argparse.Namespace) -> dict[str, TableTrace]:
     from .traces import read_traces
 
     traces = read_traces(options.trace)

@@ -21,7 +21,7 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True)
-class Trace:
+class TableTrace:
     """The lookups of one table.
 
     Attributes:
@@ -38,7 +38,7 @@ class Trace:
         return found
 
 
-def read_traces(path: Path) -> dict[str, Trace]:
+def read_traces(path: Path) -> dict[str, TableTrace]:
     """Reads the traces of a file, by table.
 
     A `.npz` or `.safetensors` file has an array of integers for each table. `[samples]` has one id per sample,
@@ -50,7 +50,7 @@ def read_traces(path: Path) -> dict[str, Trace]:
         TraceError: the file does not exist, cannot be read, or has no ids.
         ImportError: the package that reads this format is not installed.
     """
-    readers: dict[str, Callable[[Path], dict[str, Trace]]] = {
+    readers: dict[str, Callable[[Path], dict[str, TableTrace]]] = {
         ".npz": lambda file: _traces_of_arrays(_read_npz(file), file),
         ".safetensors": lambda file: _traces_of_arrays(_read_safetensors(file), file),
         ".parquet": _read_parquet,
@@ -87,7 +87,7 @@ def _read_safetensors(path: Path) -> Mapping[str, npt.NDArray[Any]]:
     return {name: tensor.numpy() for name, tensor in kept.items()}
 
 
-def _traces_of_arrays(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dict[str, Trace]:
+def _traces_of_arrays(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dict[str, TableTrace]:
     ids = {name: array for name, array in arrays.items() if array.dtype.kind in "iu"}
     return {
         name: _trace_of_array(array, ids.get(f"{name}{OFFSETS}"), f"{path}: {name!r}")
@@ -96,7 +96,7 @@ def _traces_of_arrays(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> dic
     }
 
 
-def _trace_of_array(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, where: str) -> Trace:
+def _trace_of_array(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, where: str) -> TableTrace:
     """Builds the trace of an array of ids and its optional offsets.
 
     Raises:
@@ -107,16 +107,16 @@ def _trace_of_array(array: npt.NDArray[Any], offsets: npt.NDArray[Any] | None, w
         if array.ndim not in (1, 2):
             raise TraceError(f"{where} has the shape {list(array.shape)}, expected [samples] or [samples, ids]")
         per_sample = 1 if array.ndim == 1 else array.shape[1]
-        return Trace(flat, np.arange(array.shape[0] + 1, dtype=np.int64) * per_sample)
+        return TableTrace(flat, np.arange(array.shape[0] + 1, dtype=np.int64) * per_sample)
     starts = offsets.astype(np.int64)
     if array.ndim != 1 or starts.ndim != 1 or len(starts) < 2:
         raise TraceError(f"{where} and its offsets must have one dimension, and the offsets at least 2 elements")
     if starts[0] != 0 or starts[-1] != len(flat) or (np.diff(starts) < 0).any():
         raise TraceError(f"{where}: its offsets must ascend from 0 to the number of ids, {len(flat)}")
-    return Trace(flat, starts)
+    return TableTrace(flat, starts)
 
 
-def _read_parquet(path: Path) -> dict[str, Trace]:
+def _read_parquet(path: Path) -> dict[str, TableTrace]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

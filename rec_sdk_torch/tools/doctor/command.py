@@ -33,7 +33,7 @@ def _section(title: str, lines: Iterable[str]) -> None:
         print(f"  {line}", flush=True)
 
 
-def _one_line(error: BaseException) -> str:
+def _message_on_one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -42,7 +42,7 @@ def _import_problem(module: str) -> str:
     try:
         importlib.import_module(module)
     except Exception as error:
-        return torch_npu_problem(error) or f"{type(error).__name__}: {_one_line(error)}"
+        return torch_npu_problem(error) or f"{type(error).__name__}: {_message_on_one_line(error)}"
     return ""
 
 
@@ -52,7 +52,7 @@ def _settings() -> list[str]:
     try:
         return [f"{name.upper()} = {value}" for name, value in vars(read_settings()).items()]
     except ValueError as error:
-        return [f"a setting cannot be read: {_one_line(error)}"]
+        return [f"a setting cannot be read: {_message_on_one_line(error)}"]
 
 
 def _torch_lines() -> list[str]:
@@ -79,7 +79,7 @@ def _check_device(kind: str, seconds: float) -> bool | None:
         device = parse_device(kind)
         free = backend_for(device).free_memory(device)
     except Exception as error:  # torch_npu and CUDA raise errors of many types
-        print(f"  does not work here: {_one_line(error)}", flush=True)
+        print(f"  does not work here: {_message_on_one_line(error)}", flush=True)
         return None
     print(f"  works: {device}, {machine.format_bytes(free)} free", flush=True)
     if not seconds:
@@ -90,7 +90,7 @@ def _check_device(kind: str, seconds: float) -> bool | None:
     try:
         outcome = self_test.train(device, seconds)
     except Exception as error:
-        print(f"FAILED: {type(error).__name__}: {_one_line(error)}", flush=True)
+        print(f"FAILED: {type(error).__name__}: {_message_on_one_line(error)}", flush=True)
         return False
     print(f"{'passed' if outcome.passed else 'FAILED'}: {outcome}", flush=True)
     return outcome.passed

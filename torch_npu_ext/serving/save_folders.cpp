@@ -1,4 +1,4 @@
-#include "torch_npu_ext/serving/archive.h"
+#include "torch_npu_ext/serving/save_folders.h"
 
 #include <sys/stat.h>
 
