@@ -134,6 +134,43 @@ TEST(bounded_normal) {
   for (const float v : weights(Initializer("bounded_normal", 1, 1, 0.25, 1), 8, 4)) CHECK(v == 1.0f);
 }
 
+// Every variant draws what philox4x32 and the conversion of a single number give, for blocks of all sizes.
+TEST(same_weights_on_every_processor) {
+  using rec_sdk::WeightDistribution;
+  const std::array<uint32_t, 2> key = {0x12345678, 0x9abcdef0};
+  const int64_t id = -(int64_t{7} << 40) + 3;
+  for (const WeightDistribution::Kind kind :
+       {WeightDistribution::Kind::kUniform, WeightDistribution::Kind::kTruncatedNormal,
+        WeightDistribution::Kind::kBoundedNormal}) {
+    WeightDistribution d{kind, -0.5, 1.25, 0.5f, 0.25f, {}};
+    if (kind == WeightDistribution::Kind::kBoundedNormal) d.below = -0.25f;
+    for (const int64_t count : {1, 3, 16, 17, 32, 33, 64, 65, 200}) {
+      std::vector<float> expected, drawn(static_cast<size_t>(count) + 1, 7.0f);
+      for (int64_t column = 0; column < count; ++column) {
+        const auto block =
+            rec_sdk::philox4x32({3, 0xfffff900, static_cast<uint32_t>(column / 4 + 5), 0}, key);
+        const double uniform = block[column % 4] * 0x1p-32, tail = 0.022750131948179195;
+        const double normal = rec_sdk::central_normal_quantile(tail + uniform * (1.0 - 2.0 * tail));
+        const double x = kind == WeightDistribution::Kind::kUniform ? uniform
+                         : kind == WeightDistribution::Kind::kBoundedNormal
+                             ? d.normal(uniform)
+                             : std::fmin(std::fmax(normal, -2.0), 2.0);
+        const float weight = static_cast<float>(-0.5 + 1.25 * x);
+        expected.push_back(kind == WeightDistribution::Kind::kTruncatedNormal ? weight
+                           : kind == WeightDistribution::Kind::kBoundedNormal
+                               ? std::fmin(std::fmax(weight, -0.25f), 0.5f)
+                           : weight >= 0.5f ? 0.25f
+                                            : weight);
+      }
+      expected.push_back(7.0f);  // no variant writes behind the last weight
+      for (const rec_sdk::DrawWeights draw : rec_sdk::weight_drawers()) {
+        draw(d, key, id, 20, count, drawn.data());
+        CHECK(std::memcmp(drawn.data(), expected.data(), expected.size() * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
 TEST(keys) {
   const Initializer init("uniform", 0.0, 1.0, 0, 1);
   const std::vector<float> base = weights(init, 8, 100);

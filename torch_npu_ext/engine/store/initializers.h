@@ -9,38 +9,13 @@
 #include <vector>
 
 #include "op_kernels/common/record.h"
+#include "torch_npu_ext/engine/store/initial_weights.h"
 
 namespace rec_sdk {
 
 // Round a float to the nearest 16-bit value, ties to even.
 uint16_t to_float16(float value);
 uint16_t to_bfloat16(float value);
-
-// Returns the standard normal quantile for p in [0.02275, 0.97725], with an absolute error below 1e-8,
-// without libm.
-double central_normal_quantile(double p);
-
-// Returns the standard normal quantile for p in (0, 1), with an absolute error below 1e-8. Of libm it uses
-// only sqrt, which is exactly rounded.
-double normal_quantile(double p);
-
-// Returns the p whose normal_quantile() is z, for z in [-37, 0].
-double lower_normal_tail(double z);
-
-// Maps a uniform number to a standard normal between two bounds. If most of the interval is positive it is
-// mirrored, because probabilities of the lower half keep all their digits.
-class BoundedNormal {
- public:
-  BoundedNormal() = default;
-  BoundedNormal(double lowest,
-                double highest);  // throws std::invalid_argument if the interval has almost no probability
-
-  double operator()(double uniform) const;  // uniform in [0, 1)
-
- private:
-  double lowest_ = 0, highest_ = 0, from_ = 0.5, to_ = 0.5;
-  bool mirrored_ = false;
-};
 
 // The distribution of initial weights.
 struct Initializer {
@@ -68,12 +43,13 @@ class RecordInitializer {
 
  private:
   void store(char* record, int64_t column, float value) const;
-  float value(uint32_t random) const;
 
   RecordLayout layout_;
   DType stored_;
   Initializer initializer_;
+  WeightDistribution distribution_;
   std::array<uint32_t, 2> key_;
+  DrawWeights draw_;
   std::vector<char>
       template_;  // the states, the padding and, for linear, the weights, which are the same for every id
 };
