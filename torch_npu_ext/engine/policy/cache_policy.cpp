@@ -4,8 +4,8 @@
 
 namespace rec_sdk {
 
-// A policy is one file, `<name>_policy.cpp`, with make_<name>_policy(), and one line in this list. The first
-// one is the default.
+// Each policy is one file, `<name>_policy.cpp`, which defines make_<name>_policy(), and one line in this
+// list. The first policy in the list is the default.
 #define REC_SDK_CACHE_POLICIES(POLICY) \
   POLICY(lru)                          \
   POLICY(lfu)                          \

@@ -11,8 +11,8 @@ uint64_t FutureUses::begin() {
     throw std::runtime_error("at most " + std::to_string(kMost) +
                              " batches can be announced; plan or forget the oldest of them first");
   }
-  // At this point every bit is either live or free: a bit is reused after 32 tickets, and a batch lives for
-  // at most half of that.
+  // sweep() clears the bits of finished batches. A bit is reused after 32 tickets, and an announcement is
+  // valid for at most 16, so each bit is cleared before its reuse.
   if (next_ % kMost == 0) sweep();
   if (live_ == 0) first_ = next_;
   return next_++;

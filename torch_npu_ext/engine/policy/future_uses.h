@@ -1,6 +1,7 @@
-// The announced batches that will use each row: one bit per batch, stored by slot for cached rows and by id
-// for other rows, and moved with the rows. Bits of finished batches are ignored, and cleared before another
-// batch gets them, so finishing a batch costs nothing per row. Without announcements no memory is touched.
+// The future uses of rows: for each row, one bit per announced batch that will use it. The bits of a row are
+// stored by slot while it is cached and by id otherwise. When a batch is finished its bits are only ignored,
+// and they are cleared before another batch reuses them, so finishing takes no time per row. Without
+// announcements no memory is touched.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +14,25 @@ namespace rec_sdk {
 
 class FutureUses {
  public:
-  static constexpr uint64_t kMost = 16;  // batches that can be announced, counted from the oldest live one
+  static constexpr uint64_t kMost = 16;  // most batches to announce, counted from the oldest valid one
   static constexpr uint32_t kNever = 32;
 
   explicit FutureUses(int64_t slots = 0, int64_t tables = 0)
       : bits_(static_cast<size_t>(slots)), absent_(static_cast<size_t>(tables)) {}
 
-  // Starts an announcement after all present ones and returns its ticket, which is not 0. The batch's rows
-  // are added next; it counts once confirm() is called. Throws std::runtime_error if kMost batches are
-  // announced, and std::bad_alloc.
+  // Begins an announcement after all present ones and returns its ticket, which is never 0. The caller then
+  // adds the rows of the batch and calls confirm(), from which on the announcement is valid. Throws
+  // std::runtime_error if kMost batches are announced, and std::bad_alloc.
   uint64_t begin();
   void add(int64_t slot) { bits_[slot] |= bit(next_ - 1); }
-  void add_absent(int32_t table, int64_t id);  // for a row outside the cache; throws std::bad_alloc
+  void add_absent(int32_t table, int64_t id);  // adds a row outside the cache; throws std::bad_alloc
   void confirm() noexcept { live_ |= bit(next_ - 1); }
-  // Ends an announcement whose batch is planned or withdrawn. Ended tickets are ignored.
+  // Ends an announcement, whose batch is planned or withdrawn. A ticket that has ended is ignored.
   void forget(uint64_t ticket) noexcept;
 
   bool any() const { return live_ != 0; }
-  // Returns an upper bound of the number of announced batches before the first one that uses the row in the
-  // slot; kNever if none does.
+  // Returns how many announced batches, at most, come before the first one that uses the row in the slot;
+  // kNever if none uses it.
   uint32_t distance(int64_t slot) const {
     const uint32_t bits = bits_[slot] & live_;
     if (bits == 0) return kNever;
@@ -39,8 +40,8 @@ class FutureUses {
     return static_cast<uint32_t>(__builtin_ctz(bits >> rotation | bits << (-rotation & 31)));
   }
 
-  // Move the uses of rows that leave or enter the cache; not needed while nothing is announced. Without
-  // reserve(), remove() may lose the uses of a row.
+  // remove() and insert() move the bits of a row that leaves or enters the cache. They need not be called
+  // while nothing is announced. Without reserve(), remove() may lose the bits of a row.
   void reserve(int32_t table, int64_t rows) { absent_[table].reserve(rows); }  // throws std::bad_alloc
   void remove(int32_t table, int64_t slot, int64_t id) noexcept;
   void insert(int32_t table, int64_t slot, int64_t id) noexcept;
@@ -49,10 +50,10 @@ class FutureUses {
   static uint32_t bit(uint64_t ticket) { return 1u << (ticket % 32); }
   void sweep();
 
-  HugeArray<uint32_t> bits_;   // [slots] of cached rows
-  std::vector<IdMap> absent_;  // [T] id -> bits, stored as the entry's row
+  HugeArray<uint32_t> bits_;   // [slots] the bits of cached rows
+  std::vector<IdMap> absent_;  // [T] the bits of other rows, stored as the row of the id's entry
   uint32_t live_ = 0;
-  uint64_t first_ = 1;  // earlier tickets are not live
+  uint64_t first_ = 1;  // earlier tickets are not valid
   uint64_t next_ = 1;
 };
 

@@ -1,6 +1,6 @@
-// Least frequently used first: victims are the rows that the fewest batches used since they were cached;
-// among equal counts the least recently used. All counts are halved whenever the uses reach eight per slot,
-// so that formerly hot rows are evicted eventually.
+// LFU (least frequently used): victims are the rows that the fewest batches have used since they were cached,
+// and among these the least recently used. All counts are halved whenever there were eight uses per slot, so
+// that rows that are no longer hot are evicted eventually.
 #include <algorithm>
 #include <cmath>
 
@@ -10,10 +10,11 @@
 namespace rec_sdk {
 namespace {
 
-constexpr uint8_t kMost = 63;  // rows with larger counts are no victims anyway
+constexpr uint8_t kMost =
+    63;  // counts saturate here: rows with larger counts would not become victims either
 constexpr int64_t kUsesPerSlot = 8;
-// Ages up to 8 cache fills are distinguished, in 64 steps of a power of two of batches; count and age
-// together have as many values as the queue has bins.
+// The age of a row is counted in 64 steps of 2^shift batches. The batches of one step fill at most 1/8 of the
+// cache. Together, count and age have as many values as the queue has bins.
 constexpr int kAgeBits = 6;
 constexpr uint32_t kOldest = (1u << kAgeBits) - 1;
 constexpr int64_t kStepsPerFill = 8;
@@ -21,7 +22,7 @@ constexpr int64_t kStepsPerFill = 8;
 struct CountAndAge {
   uint32_t epoch;
   const uint8_t* counts;  // indexed from slot 0
-  int shift;              // log2 of the batches per step of age
+  int shift;              // log2 of the number of batches per step
   uint32_t key(uint32_t slot, uint32_t last_batch) const {
     const uint32_t age = (epoch - last_batch) >> shift;
     return static_cast<uint32_t>(counts[slot]) << kAgeBits | (kOldest - std::min(age, kOldest));
@@ -46,15 +47,15 @@ class LfuPolicy final : public CachePolicy {
   void touch(const uint32_t* slots, int64_t count) noexcept override;
   float heat(uint32_t slot, const SlotUses&) const noexcept override { return counts_[slot - first_slot_]; }
   void warm(const uint32_t* slots, const float* heats, int64_t count, const SlotUses&) noexcept override;
-  void clear() noexcept override { queue_.clear(); }  // a count starts when its row is inserted
+  void clear() noexcept override { queue_.clear(); }  // counts need no clearing: insert() sets them to 0
 
  private:
   int64_t first_slot_;
   int64_t slots_;
-  HugeArray<uint8_t> counts_;  // [slots] number of batches, at most kMost
+  HugeArray<uint8_t> counts_;  // [slots] number of batches that used the row, at most kMost
   VictimQueue queue_;
-  int64_t uses_ = 0;        // uses since the counts were halved
-  int64_t batch_rows_ = 1;  // unique rows of the latest batch
+  int64_t uses_ = 0;        // number of uses since the counts were last halved
+  int64_t batch_rows_ = 1;  // number of unique rows of the latest batch
 };
 
 void LfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_t* victims) noexcept {

@@ -1,5 +1,5 @@
-// LRFU with look-ahead: rows that announced batches need are victims only if no others are left, those needed
-// last first.
+// LRFU with look-ahead: a row that an announced batch needs becomes a victim only if no other rows are left;
+// then the row that is needed last is evicted first.
 #include "torch_npu_ext/engine/policy/lrfu_policy.h"
 
 namespace rec_sdk {

@@ -8,13 +8,14 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kUnitsPerDouble =
-    8;  // units of a score per factor of two; finer units did not keep better rows
-// The clock advances one unit after one use per slot, so a use counts half after eight uses per slot.
+// A score has this many units per factor of two. With finer units, the hit rate was not better. The clock
+// advances by one unit per use of each slot, on average, so a use counts half after eight uses per slot.
+constexpr int64_t kUnitsPerDouble = 8;
 constexpr int64_t kGhostsPerSlot = 8;
 constexpr int64_t kStart = 128, kOldest = 127, kLatest = 190, kMoved = 64;
 
-// The gain of a use is log2(1 + 2^-d) if score and clock differ by d; it is 0 for large d.
+// By how much a use raises the larger of score and clock: log2(1 + 2^-d) if the two differ by d factors of
+// two, and 0 for large d.
 using Gains = std::array<uint8_t, 64>;
 Gains make_gains() {
   Gains gains{};
@@ -26,7 +27,8 @@ Gains make_gains() {
 }
 const Gains kGains = make_gains();
 
-// Table of 2^(units / kUnitsPerDouble) for differences of scores, because a save needs the heat of all slots.
+// Tabulates 2^(units / kUnitsPerDouble) for differences of scores, because a save needs the heats of all
+// slots.
 constexpr int64_t kMostUnits = 256;
 using Powers = std::array<float, 2 * kMostUnits>;
 Powers make_powers() {
@@ -53,8 +55,8 @@ void LrfuPolicy::evict(int64_t count, SlotUses* uses, const FutureUses&, uint32_
   queue_.evict(count, uses, ByScore{scores()}, victims);
 }
 
-// Starts counting at the first eviction. Until then only the last use of each row is known, and scores are
-// derived from it.
+// Starts counting at the first eviction. Before that only the last use of each row is known, so the first
+// scores are derived from it.
 void LrfuPolicy::begin_counting(const SlotUses& uses) noexcept {
   if (counting_) return;
   counting_ = true;
@@ -65,8 +67,8 @@ void LrfuPolicy::begin_counting(const SlotUses& uses) noexcept {
   }
 }
 
-// Scores are bytes, which may alias anything; values read in the loops below are therefore copied to locals
-// first.
+// Scores are bytes, which may alias any object. Members that the loops below read are therefore copied to
+// local variables.
 void LrfuPolicy::remove(const uint32_t* slots, const uint32_t* rows, int64_t count) noexcept {
   if (!counting_) return;
   const Score* const of_slots = scores();
@@ -106,7 +108,7 @@ void LrfuPolicy::advance(int64_t uses) noexcept {
   std::transform(ghosts_.data(), ghosts_.data() + ghost_count_, ghosts_.data(), move_down);
 }
 
-// Returns the heat in units of present uses: the score minus the clock, converted from its logarithm.
+// Returns the heat of the row in a slot, where one use now counts 1: two to the power of score minus clock.
 float LrfuPolicy::heat(uint32_t slot, const SlotUses& uses) const noexcept {
   const int64_t age = std::min<int64_t>(uses.epoch() - uses.last_batch(slot), kOldest);
   const int64_t beyond = counting_ ? scores()[slot] - clock_ : -age;
@@ -127,7 +129,8 @@ void LrfuPolicy::warm(const uint32_t* slots, const float* heats, int64_t count,
 
 void LrfuPolicy::clear() noexcept {
   queue_.clear();
-  if (counting_) std::fill(ghosts_.data(), ghosts_.data() + ghost_count_, kNone);  // rows are renumbered
+  if (counting_)
+    std::fill(ghosts_.data(), ghosts_.data() + ghost_count_, kNone);  // because rows get new numbers
 }
 
 std::unique_ptr<CachePolicy> make_lrfu_policy(int64_t first_slot, int64_t slots) {

@@ -1,7 +1,7 @@
-// Least recently and frequently used first: every batch that used a row counts, the less the longer ago it
-// was (D. Lee et al., "LRFU: a spectrum of policies that subsumes the least recently used and least
-// frequently used policies", IEEE Transactions on Computers 50(12), 2001). Evicted rows keep their score for
-// a while, so that a row that is evicted and fetched repeatedly can become hot.
+// LRFU (least recently and frequently used): every batch that used a row counts, and the count decays with
+// time (D. Lee et al., "LRFU: a spectrum of policies that subsumes the least recently used and least
+// frequently used policies", IEEE Transactions on Computers 50(12), 2001). Scores of evicted rows are kept
+// for a while, so that a row that is repeatedly evicted and fetched can become hot.
 #pragma once
 
 #include "torch_npu_ext/engine/policy/cache_policy.h"
@@ -19,7 +19,7 @@ struct ByScore {
   static std::pair<uint32_t, uint32_t> range(uint32_t, uint32_t) { return {0, kMost}; }
 };
 
-// The policy, and the base class of LookAheadPolicy.
+// The LRFU policy, which is also the base class of LookAheadPolicy.
 class LrfuPolicy : public CachePolicy {
  public:
   LrfuPolicy(int64_t first_slot, int64_t slots);
@@ -33,9 +33,10 @@ class LrfuPolicy : public CachePolicy {
   void clear() noexcept override;
 
  protected:
-  // The logarithm of a sum of uses, each of which counts half after one half-life. It is measured against a
-  // clock that advances with the uses, so the score of an unused row stays constant, and scores of different
-  // times can be compared. All scores are lowered together once in a while to stay in range.
+  // The logarithm of a row's sum of uses, in which a use counts half after one half-life. Instead of letting
+  // scores decay, a clock advances with the uses: the score of an unused row stays constant, and scores of
+  // different times can be compared. To stay in range, all scores and the clock are lowered together from
+  // time to time.
   using Score = uint8_t;
   static constexpr Score kNone = 0;
 
@@ -61,8 +62,8 @@ class LrfuPolicy : public CachePolicy {
                              // latest one overwrites it
   bool counting_ =
       false;           // false until the first eviction, so that tables that fit into the cache cost nothing
-  int64_t clock_ = 0;  // the value of a use now
-  int64_t uses_ = 0;   // uses since the clock's last step
+  int64_t clock_ = 0;  // the score of a single use now
+  int64_t uses_ = 0;   // number of uses since the clock's last step
 };
 
 }  // namespace rec_sdk

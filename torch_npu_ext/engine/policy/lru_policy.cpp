@@ -1,5 +1,5 @@
-// Least recently used first, by batches; rows with the same last batch are evicted in the order of their
-// slots.
+// LRU (least recently used): victims are the rows whose last batch is the oldest, and among these the rows in
+// the lowest slots.
 #include <algorithm>
 
 #include "torch_npu_ext/engine/policy/cache_policy.h"
@@ -18,8 +18,8 @@ struct LastBatch {
   std::pair<uint32_t, uint32_t> range(uint32_t first_slot, uint32_t end_slot) const {
     uint32_t oldest = uses.epoch();
     for (uint32_t slot = first_slot; slot < end_slot; ++slot) {
-      oldest = std::min(
-          oldest, uses.last_batch(slot) - 1);  // 0, which means no row, wraps around to the largest number
+      oldest =
+          std::min(oldest, uses.last_batch(slot) - 1);  // 0 means no row; 0 - 1 wraps around to the maximum
     }
     return {oldest, uses.epoch()};
   }

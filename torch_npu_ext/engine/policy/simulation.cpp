@@ -15,7 +15,7 @@ namespace {
 
 constexpr int32_t kTable = 0;
 
-// A cache of one table, whose slots are filled in ascending order.
+// A simulated cache of one table. Its slots are filled in ascending order.
 class SimulatedCache {
  public:
   SimulatedCache(int64_t slots, int64_t rows, const std::string& policy)
@@ -38,7 +38,8 @@ class SimulatedCache {
     return ticket;
   }
 
-  // Plans a batch of distinct rows, `ticket` its announcement or 0, and counts its misses and victims.
+  // Plans a batch of distinct rows and counts its misses and victims. `ticket` is the ticket of its
+  // announcement, or 0.
   void plan(const uint32_t* rows, int64_t count, uint64_t ticket, SimulatedCounts* counts) {
     if (count > slots_) {
       throw CacheTooSmallError("a batch needs " + std::to_string(count) + " distinct rows in a cache of " +
@@ -105,7 +106,7 @@ CacheTrace::CacheTrace(const int64_t* ids, int64_t count, const int64_t* starts,
   for (int64_t b = 0; b < batches && ascending; ++b) ascending = starts[b] <= starts[b + 1];
   if (!ascending) throw std::invalid_argument("starts must ascend from 0 to the number of ids");
   IdMap known;
-  std::vector<int64_t> last_batch;  // of each row, counted from 1
+  std::vector<int64_t> last_batch;  // the number of the last batch of each row; the first batch is 1
   starts_.push_back(0);
   for (int64_t b = 0; b < batches; ++b) {
     known.reserve(starts[b + 1] - starts[b]);

@@ -21,7 +21,7 @@ void SlotUses::begin_batch(int64_t lookups) {
   marked_ = false;
 }
 
-// Renumbers the epochs after 2^32 batches; the order of uses that are not in flight is lost.
+// Renumbers the epochs after 2^32 batches. All uses by batches that are not in flight get the same epoch.
 void SlotUses::renumber() {
   const uint64_t old = uint64_t{1} << 32;
   for (int64_t slot = 0; slot < slots_; ++slot) stamps_[slot] = stamps_[slot] == 0 ? 0 : old;

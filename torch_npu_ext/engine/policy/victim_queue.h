@@ -1,5 +1,6 @@
-// Chooses victims in the order of a policy. The order is not maintained: when victims are needed, a pass over
-// the slots sorts some of the first slots in the order into a queue, which is used until it is empty.
+// A queue of victims, in the order of a policy. Slots are not kept sorted. When victims are needed, a pass
+// over all slots puts some of the first ones in that order into the queue, from which victims are taken until
+// it is empty.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,7 @@ class VictimQueue {
         end_slot_(static_cast<uint32_t>(first_slot + slots)),
         queue_(static_cast<size_t>(slots)) {}
 
-  // Implements CachePolicy::evict().
+  // Chooses `count` victims; implements CachePolicy::evict().
   template <class Order>
   void evict(int64_t count, SlotUses* uses, const Order& order, uint32_t* victims) noexcept {
     if (renumbered_ != uses->renumbered()) clear();
@@ -41,11 +42,11 @@ class VictimQueue {
 
  private:
   static constexpr int64_t kPrefetchDistance = 16;
-  // A refill examines every slot and queues at least this share of them, so that about eight slots,
-  // consecutive in memory, are examined per victim or reused row.
+  // A refill examines all slots and queues at least 1/kQueuedShare of them. The cost is thus about eight
+  // examined slots, consecutive in memory, per queued slot.
   static constexpr int64_t kQueuedShare = 8;
 
-  // Bins of slots by key; several keys share a bin if there are too many keys.
+  // Bins into which slots are sorted by key. If there are more keys than bins, several keys share a bin.
   struct Bins {
     Bins(uint32_t lowest, uint32_t highest) : base(lowest) {
       while ((highest - lowest) >> shift >= kBins) ++shift;
@@ -54,20 +55,20 @@ class VictimQueue {
 
     uint32_t base;
     int shift = 0;
-    uint32_t all[kBins] = {};   // number of slots; later the end of the bin in the queue
+    uint32_t all[kBins] = {};   // number of slots; later, the end of the bin in the queue
     uint32_t free[kBins] = {};  // number of slots that are not pinned
   };
 
   // Returns whether the slot was used after it was queued.
   bool stale(const SlotUses& uses, uint32_t slot) const { return uses.last_batch(slot) - 1 >= queued_at_; }
   // Returns whether the slot has a row that the current batch does not use. Slots of the current batch are
-  // never queued: rows that it still swaps in would be missing between them.
+  // never queued, because the rows that it has not swapped in yet would be missing from the order.
   static bool old(uint32_t last_batch, uint32_t epoch) { return last_batch - 1 < epoch - 1; }
 
-  // These two functions are not inlined: with them inlined, plans with victims took 1.02 times as long.
+  // take() and refill_few() are not inlined: inlined, plans with victims took 1.02 times as long.
 
   // Takes up to `count` victims from the queue and returns their number. Examined slots are removed from the
-  // queue, except pinned ones.
+  // queue unless they are pinned. passed_over(slot) returns whether a slot must not become a victim now.
   template <class Passed>
   __attribute__((noinline)) int64_t take(int64_t count, SlotUses* uses, uint32_t* victims,
                                          const Passed& passed_over) noexcept {
@@ -83,13 +84,13 @@ class VictimQueue {
       uses->forget(slot);
       victims[found++] = slot;
     }
-    // Pinned slots stay in the queue, right before the slots that were not examined.
+    // Pinned slots stay in the queue, in front of the slots that were not examined.
     std::copy_backward(queue_.data() + head_, queue_.data() + head_ + passed, queue_.data() + p);
     head_ = p - passed;
     return found;
   }
 
-  // Queues the first slots in the order, so many that `wanted` of them are not pinned.
+  // Fills the queue with the first slots in the order, until `wanted` of them are not pinned.
   template <class Order>
   void refill(int64_t wanted, const SlotUses& uses, const Order& order) noexcept {
     wanted = std::max(wanted, (end_slot_ - first_slot_) / kQueuedShare);
@@ -99,13 +100,15 @@ class VictimQueue {
     refill_many(wanted, uses, order);
   }
 
-  // The common case of one key per bin: two passes without a branch that depends on the slot. Returns false,
-  // without effect, if keys are outside [base, base + kBins). kInOrder: uses.in_order().
+  // Refills the queue in the common case of one key per bin, in two passes without branches that depend on
+  // the slot. If a key is outside of [base, base + kBins), returns false and leaves the queue as it is.
+  // kInOrder: uses.in_order().
   template <bool kInOrder, class Order>
   __attribute__((noinline)) bool refill_few(int64_t wanted, const SlotUses& uses, Order order) noexcept {
     const uint32_t epoch = uses.epoch(), oldest = uses.oldest_in_flight(), base = order.base(epoch);
     const uint64_t* const stamps = uses.stamps();
-    // Low 32 bits: rows; high 32 bits: rows that are not pinned. The last bin counts keys out of range.
+    // The low 32 bits count the rows of a bin, and the high 32 bits its rows that are not pinned. The last
+    // bin counts keys out of range.
     uint64_t bins[kBins + 1] = {};
     const auto bin_of = [&](uint32_t slot, uint32_t batch) __attribute__((always_inline)) {
       return std::min(order.key(slot, batch) - base, kBins);
@@ -121,10 +124,11 @@ class VictimQueue {
     for (int64_t free = 0; end_bin < kBins && free < wanted; ++end_bin) {
       free += static_cast<int64_t>(bins[end_bin] >> 32);
       const auto rows = static_cast<uint32_t>(bins[end_bin]);
-      bins[end_bin] = queued;  // from now on the position of the bin's next row
+      bins[end_bin] = queued;  // from now on, the position of the bin's next row
       queued += rows;
     }
-    // Slots that are not queued are written to the position behind the queue, and are overwritten or ignored.
+    // Slots that are not queued are written to the position behind the queue, where they are overwritten or
+    // ignored.
     bins[end_bin] = std::min(queued, end_slot_ - first_slot_ - 1);
     uint32_t* const queue = queue_.data();
     for (uint32_t slot = first_slot_; slot < end_slot_; ++slot) {
@@ -176,10 +180,10 @@ class VictimQueue {
 
   uint32_t first_slot_;
   uint32_t end_slot_;
-  HugeArray<uint32_t> queue_;  // [slots] next victim first; memory is committed as far as it was ever filled
+  HugeArray<uint32_t> queue_;  // [slots] the next victim first; memory is committed on first use
   int64_t head_ = 0;
   int64_t tail_ = 0;
-  uint32_t queued_at_ = 0;  // the last batch before the queue was filled
+  uint32_t queued_at_ = 0;  // the last batch before the queue was refilled
   uint32_t renumbered_ = 0;
 };
 

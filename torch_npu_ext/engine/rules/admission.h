@@ -1,6 +1,6 @@
-// The admission of ids: which ids of a batch get rows. Admission is decided per batch: all lookups of ids
-// without a row are counted before the first of them is decided, and count() stores for each lookup where
-// accept() finds its count.
+// The admission of ids, which decides which ids of a batch get rows. The lookups of all ids without a row are
+// counted before any id is decided. count() stores in each lookup the position of its count, which accept()
+// then reads.
 #pragma once
 
 #include <algorithm>
@@ -21,56 +21,56 @@ namespace rec_sdk {
 struct UnknownLookup {
   static constexpr int64_t kKnown = -1;
   int64_t id;
-  int64_t place;  // kKnown if the id has a row; otherwise the position of its count in the table's admission
-  uint32_t lookup;  // index in the batch
+  int64_t place;    // kKnown if the id has a row; otherwise the position of its count
+  uint32_t lookup;  // index of the lookup in the batch
   bool known() const { return place == kKnown; }
 };
 
-// Counts the lookups of ids without a row, and decides which ids get one. This base class admits every id.
-// Planning calls each function once per table or piece of a batch, so no lookup costs a virtual call.
+// Counts the lookups of ids without a row, and decides which of the ids get one. This base class admits every
+// id. Each function is called once per table or piece of a batch, so there is no virtual call per lookup.
 class Admission {
  public:
   explicit Admission(bool wide = false) : candidates(wide) {}
   virtual ~Admission() = default;
 
-  // Counts the lookups of a piece, from lookups[first] on, in order, and sets the positions of all that are
-  // not known, which are valid until admit(). Throws MemoryLimitError and std::bad_alloc; the log contains
-  // what it changed.
+  // Counts the lookups of a piece, which begin at lookups[first], in order. Sets `place` of each lookup whose
+  // id has no row; these positions are valid until admit(). Throws MemoryLimitError and std::bad_alloc, after
+  // which undo() with the log restores the former state.
   virtual void count(const Batch& /*batch*/, const Batch::Piece& /*piece*/, const TableClock& /*clock*/,
                      size_t /*first*/, std::vector<UnknownLookup>* /*lookups*/, LifecycleLog* /*log*/) {}
-  // Moves the lookups of ids that have or get a row to the front, in order, and returns their number. Writes
-  // `slot` to `local` for every lookup.
+  // Moves the lookups of ids that have or get a row to the front of `lookups`, in order, and returns their
+  // number. Writes `slot`, the default slot, to the entries of all lookups in `local`.
   virtual size_t accept(const LifecycleLog& /*log*/, uint32_t /*slot*/, std::vector<UnknownLookup>* lookups,
                         uint32_t* /*local*/) const noexcept {
     return lookups->size();
   }
-  // Called when the ids of log->admitted have rows: fills in their counts, and removes them from the
-  // candidates.
+  // Called after the ids of log->admitted got rows: writes their counts to the log, and removes the ids from
+  // the candidates.
   virtual void admit(LifecycleLog* /*log*/) noexcept {}
-  // Restores the state before the batch.
+  // Restores the state before the batch that wrote the log.
   virtual void undo(const LifecycleLog& /*log*/) noexcept {}
 
-  // Returns whether admit() fills in exact counts, as is the case if every id is counted separately.
+  // Returns whether the counts that admit() writes are exact, because every id is counted separately.
   virtual bool counts_each() const { return false; }
   virtual double worth(const Candidates::Values& /*values*/) const { return 0; }
-  // Replaces the candidates; returns false if nothing is counted.
+  // Replaces the candidates and their counts; returns false if the admission does not count.
   virtual bool set_candidates(const std::vector<LifecycleLog::Counted>& /*wanted*/) { return false; }
   virtual int64_t bytes() const { return candidates.bytes(); }
   virtual void clear() { candidates.clear(); }
 
-  // Returns whether the counts are due for halving at the end of a step; `planned` lookups of plans that are
-  // not started are subtracted.
+  // Returns whether the counts must be halved at the end of a step. The `planned` lookups, of plans that are
+  // not started, do not count.
   virtual bool halves(int64_t /*planned*/) const { return false; }
   virtual void halve() noexcept {}
-  // The state of counts other than candidates, for a save, and its restoration from saved states. Empty, and
-  // false, without such counts.
+  // state() returns counts other than the candidates, for a save, and set_states() restores them from saved
+  // states. Without such counts they return an empty vector and false.
   virtual std::vector<uint8_t> state() const { return {}; }
   virtual bool set_states(const std::vector<std::vector<uint8_t>>& /*states*/) { return false; }
 
   Candidates candidates;  // empty unless every id is counted separately
 };
 
-// The parameters of a table's admission. If `wide`, candidates have clicks and timestamps.
+// The parameters of the admission of a table. If `wide`, candidates also have clicks and timestamps.
 struct AdmissionTable {
   std::string name;
   uint64_t seed;
@@ -78,10 +78,10 @@ struct AdmissionTable {
   MemoryGuard* memory;
 };
 
-// A rule that creates the admission of a table.
+// An admission rule, which creates the admission of a table.
 class AdmissionRule final : public Rule {
  public:
-  // Creates the admission of a table; throws MemoryLimitError.
+  // A function that creates the admission of a table; it throws MemoryLimitError.
   using Make = std::function<std::unique_ptr<Admission>(const AdmissionTable& table)>;
   explicit AdmissionRule(Make make_admission, bool clicks = false)
       : make(std::move(make_admission)), clicks_(clicks) {}
@@ -93,8 +93,8 @@ class AdmissionRule final : public Rule {
   bool clicks_;
 };
 
-// Calls prepare(lookup), and kCountDistance lookups later count(lookup), for lookups in [begin, end) of ids
-// without a row.
+// Calls prepare(lookup) and later count(lookup) for the lookups in [begin, end) whose ids have no row.
+// prepare() runs kCountDistance lookups ahead, for prefetches.
 constexpr int64_t kCountDistance = 16;
 template <class Prepare, class Count>
 REC_SDK_ALWAYS_INLINE void for_each_unknown(UnknownLookup* begin, UnknownLookup* end, const Prepare& prepare,
@@ -109,8 +109,9 @@ REC_SDK_ALWAYS_INLINE void for_each_unknown(UnknownLookup* begin, UnknownLookup*
   }
 }
 
-// Implements Admission::accept() with fetch(lookup), which prefetches, and admits(lookup), for ids without a
-// row. All lookups are decided before any id is added, so that the processor overlaps their cache misses.
+// Implements Admission::accept(). For ids without a row, fetch(lookup) prefetches the count and
+// admits(lookup) returns whether the id is admitted. All lookups are decided before any id is added, so that
+// the processor overlaps their cache misses.
 template <class Fetch, class Admits>
 REC_SDK_ALWAYS_INLINE size_t accept_if(uint32_t slot, std::vector<UnknownLookup>* lookups, uint32_t* local,
                                        const Fetch& fetch, const Admits& admits) {
@@ -121,7 +122,7 @@ REC_SDK_ALWAYS_INLINE size_t accept_if(uint32_t slot, std::vector<UnknownLookup>
   for (size_t i = 0; i < count; ++i) {
     if (i + kFetchDistance < count && !all[i + kFetchDistance].known()) fetch(all[i + kFetchDistance]);
     const UnknownLookup one = all[i];
-    local[one.lookup] = slot;  // overwritten later for accepted lookups
+    local[one.lookup] = slot;  // for accepted lookups, this is overwritten later
     all[accepted] = one;
     accepted += one.known() || admits(one);
   }

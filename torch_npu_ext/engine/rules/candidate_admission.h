@@ -1,4 +1,4 @@
-// Admission by separate counts for each id.
+// Admission by a separate count for each id.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class CandidateAdmission final : public Admission {
       if (__builtin_expect(!candidates.has_room(), 0)) {
         reserve(1);
         for (UnknownLookup* one = unknown; one < end && one <= unknown + kCountDistance; ++one) {
-          if (!one->known()) prepare(one);  // rehashing moved the home positions
+          if (!one->known()) prepare(one);  // because rehashing changed the home positions
         }
       }
       const int64_t source = unknown->lookup + shift, id = unknown->id;
@@ -84,7 +84,7 @@ class CandidateAdmission final : public Admission {
     for (auto before = log.candidates.rbegin(); before != log.candidates.rend(); ++before) {
       if (before->values.count == 0) {
         candidates.erase(before->id);
-      } else {  // into the space that it occupied before
+      } else {  // adding the id again cannot fail, because its space is still free
         candidates.set(candidates.find_or_add(before->id), before->values);
       }
     }

@@ -1,5 +1,5 @@
 // Eviction by norm: an id is evicted if the 2-norm of its weights is below `least`. The caller computes the
-// norms and marks the rows in Table::small.
+// norms and marks the rows to evict in Table::small.
 #include "torch_npu_ext/engine/rules/eviction_rule.h"
 
 namespace rec_sdk {

@@ -1,6 +1,6 @@
-// Admission by probability: each batch that contains an id admits it with this probability, without counting.
-// The random number is a function of the table, the id and the number of the batch, so that a batch that is
-// planned again has the same result.
+// Admission by probability: each batch that contains an id admits it with a fixed probability. Nothing is
+// counted. The random number is a function of the table, the id and the number of the batch, so planning a
+// batch again gives the same result.
 #include "torch_npu_ext/engine/base/id_hash.h"
 #include "torch_npu_ext/engine/base/philox.h"
 #include "torch_npu_ext/engine/rules/admission.h"
@@ -21,7 +21,7 @@ class CoinAdmission final : public Admission {
     key_ = IdSeed::fold(table.seed ^ name, 0x9E3779B97F4A7C15ull);
   }
 
-  // Sets the position of a lookup to 1 if its id is admitted, or 0.
+  // Sets `place` of each lookup to 1 if its id is admitted, otherwise to 0.
   void count(const Batch&, const Batch::Piece&, const TableClock& clock, size_t first,
              std::vector<UnknownLookup>* lookups, LifecycleLog*) override {
     const uint64_t key = key_, batch = clock.batches;
@@ -32,7 +32,9 @@ class CoinAdmission final : public Admission {
       const uint64_t bits = static_cast<uint64_t>(one.id);
       const auto drawn = philox4x32({low(bits), high(bits), low(batch), high(batch)}, {low(key), high(key)});
       const int64_t number = static_cast<int64_t>((static_cast<uint64_t>(drawn[0]) << 32 | drawn[1]) >> 11);
-      one.place = static_cast<double>(number) < most ? 1 : 0;  // exact: both have at most 53 bits
+      one.place = static_cast<double>(number) < most
+                      ? 1
+                      : 0;  // the comparison is exact, because both numbers have at most 53 bits
     }
   }
   size_t accept(const LifecycleLog&, uint32_t slot, std::vector<UnknownLookup>* lookups,

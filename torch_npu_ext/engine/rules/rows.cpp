@@ -1,5 +1,5 @@
-// Bound on the number of rows: if a step ends with more rows, those with the lowest scores or counts are
-// evicted, down to 7/8 of the bound; likewise for candidates.
+// Eviction by a bound: if a step ends with more rows than the bound, the rows with the lowest scores or
+// counts are evicted until 7/8 of the bound are left. The same bound applies to candidates, separately.
 #include <tuple>
 
 #include "torch_npu_ext/engine/rules/eviction_rule.h"
@@ -16,7 +16,7 @@ class Rows final : public EvictionRule {
   bool at_intervals() const override { return false; }
   bool due(int64_t rows, int64_t candidates) const override { return rows > most_ || candidates > most_; }
   bool takes_any_number() const override { return false; }
-  // Among equal scores, the id that was idle for longer is evicted.
+  // Among ids with equal scores, the id that has been idle longest is evicted first.
   void choose(const TableClock&, std::vector<Evictable>* ids) const override {
     std::vector<Evictable*> free;
     int64_t kept = 0;

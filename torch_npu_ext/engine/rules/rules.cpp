@@ -5,8 +5,8 @@
 
 namespace rec_sdk {
 
-// A rule is one file, `<name>.cpp`, with make_<name>_rule(), and one line in this list. If several rules
-// evict an id, the first one in this order is the reason.
+// Each rule is one file, `<name>.cpp`, which defines make_<name>_rule(), and one line in this list. If
+// several rules evict an id, the first of them in this list is recorded as the reason.
 #define REC_SDK_RULES(RULE) \
   RULE(count)               \
   RULE(showclick)           \

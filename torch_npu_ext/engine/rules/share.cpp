@@ -1,4 +1,5 @@
-// Eviction by score: a share of the rows with the lowest scores is evicted, at least one, as in Rec SDK.
+// Eviction by score, as in Rec SDK: the rows with the lowest scores are evicted. Their number is a fixed
+// share of all rows, but at least one.
 #include <tuple>
 
 #include "torch_npu_ext/engine/rules/eviction_rule.h"
@@ -16,7 +17,7 @@ class Share final : public EvictionRule {
   EvictReason reason() const override { return EvictReason::kScore; }
   bool evicts_candidates() const override { return false; }
   bool takes_any_number() const override { return false; }
-  // Among equal scores, the lower id is evicted.
+  // Among ids with equal scores, the lowest id is evicted first.
   void choose(const TableClock&, std::vector<Evictable>* ids) const override {
     std::vector<Evictable*> all;
     for (Evictable& one : *ids) all.push_back(&one);

@@ -1,6 +1,7 @@
-// Admission by a sketch: shows of ids without a row are counted in a count-min sketch of `bytes` bytes, which
-// may overestimate but never underestimates. An id gets a row in the batch in which alpha * shows reaches the
-// threshold, or earlier. All cells are halved once the sketch has counted `halve_after` lookups (0: never).
+// Admission by a sketch: the shows of ids without a row are counted in a count-min sketch of `bytes` bytes.
+// Its counts may be too high, but never too low. An id gets a row in the batch in which alpha * shows reaches
+// the threshold, or earlier. All cells are halved whenever the sketch has counted `halve_after` shows (0:
+// never).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,7 +16,7 @@ class SketchAdmission final : public Admission {
   SketchAdmission(const SketchShape& shape, double threshold, double alpha, int64_t halve_after)
       : sketch_(shape), threshold_(threshold), alpha_(alpha), halve_after_(halve_after) {}
 
-  // Sets the position of a lookup to its first cell in the log.
+  // Sets `place` of each lookup to the index of its first cell in the log.
   void count(const Batch& batch, const Batch::Piece& piece, const TableClock&, size_t first,
              std::vector<UnknownLookup>* lookups, LifecycleLog* log) override {
     const int64_t depth = sketch_.shape().depth, shift = piece.source - piece.begin;
@@ -47,7 +48,8 @@ class SketchAdmission final : public Admission {
       return alpha * sketch_.estimate(cells + one.place) >= threshold;
     });
   }
-  void admit(LifecycleLog* log) noexcept override {  // estimates: other ids may share the cells
+  void admit(LifecycleLog* log) noexcept
+      override {  // the counts are estimates, because other ids may share the cells
     for (LifecycleLog::Admitted& one : log->admitted) {
       one.values.count = sketch_.estimate(log->sketch.cells.data() + one.place);
     }
@@ -81,7 +83,7 @@ class SketchAdmission final : public Admission {
   int64_t halve_after_;
 };
 
-// Returns the smallest count, up to 2^32 - 1, that admits an id.
+// Returns the smallest count that admits an id, but at most 2^32 - 1.
 uint32_t enough(double threshold, double alpha) {
   constexpr double kMost = std::numeric_limits<uint32_t>::max();
   uint32_t count = static_cast<uint32_t>(std::clamp(std::floor(threshold / alpha), 0.0, kMost));
