@@ -6,15 +6,15 @@
 namespace rec_sdk {
 namespace {
 
-// Chunks reserve address space only. They are large enough that a table of hundreds of GiB stays below the
+// A chunk only reserves address space. Chunks are so large that a table of hundreds of GiB stays below the
 // system's limit on the number of mappings.
 constexpr int64_t kChunkBytes = 8 * static_cast<int64_t>(kHugePage);
-// In a file a chunk costs nothing but one mapping, so chunks are larger: 16 TiB stay below that limit.
+// A chunk of a file costs only one mapping, so chunks are larger here: 16 TiB stay below that limit.
 constexpr int64_t kFileChunkBytes = int64_t{256} << 20;
 constexpr int64_t kHuge = static_cast<int64_t>(kHugePage);
 constexpr int kHugeLog = __builtin_ctzll(kHugePage);
 constexpr int64_t kFilePage = 4096;
-// The sample for will_need() checks every 32nd row.
+// The sample in will_need() contains every 32nd row.
 constexpr int64_t kSampleEvery = 32;
 
 }  // namespace
@@ -143,7 +143,7 @@ void HostStore::forget(int64_t row) noexcept {
   if ((bits & bit) == 0) return;
   word.store(bits & ~bit, std::memory_order_relaxed);
   --written_rows_;
-  if (!file_) release(&chunk, i);  // in a file the space is kept for the next record
+  if (!file_) release(&chunk, i);  // a file keeps the space for the next record
 }
 
 void HostStore::write(int64_t row, const char* data) {
@@ -171,7 +171,7 @@ void HostStore::write_run(int64_t row, int64_t count, const char* data, int64_t 
   }
 }
 
-// Advising the system costs one call per row. It is skipped if all rows of a sample are in memory.
+// Advising the system takes one call per row. If all rows of a sample are in memory, no advice is given.
 template <class Row>
 void HostStore::will_need(const Row* rows, int64_t count) const noexcept {
   if (!file_) return;

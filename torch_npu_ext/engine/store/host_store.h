@@ -1,15 +1,16 @@
-// The host store of one table: a map of rows to records. Records never move. Memory is committed when a row
-// is first written, and released page by page when no row on a page is written any more. Alternatively, the
-// records are in a file: extend() reserves disk space for all rows, and only shrink() releases it.
+// The host store of one table, which maps rows to records. Records never move. A page of memory is committed
+// when the first row on it is written, and released when no written row is left on it. Alternatively, the
+// records are in a file: extend() then reserves disk space for all rows, and only shrink() releases it.
 //
-// Chunks start with small pages and switch to huge pages as soon as small pages would save less than half of
-// the memory. Thus a small table takes a few KiB, and so does each row of a sparsely filled large table. A
-// chunk uses huge pages from the start if half of the rows before it are written.
+// The records are divided into chunks. A chunk starts with small pages and switches to huge pages as soon as
+// small pages save no more than half of the memory. A small table thus takes a few KiB, as does each row of a
+// large, sparsely filled table. A chunk uses huge pages from the start if at least half of the rows before it
+// are written.
 //
-// Calls that change the store must be serialized by the caller (the engine's lock). Meanwhile has(), read()
-// and copy() of mapped rows may run on any thread without the lock: chunks never move, and an atomic bit per
-// row records that it is written. These bits do not order accesses to the records themselves: a thread that
-// reads a record while another one writes it needs other synchronization. forget() and clear() also require
+// The caller must serialize calls that change the store, with the engine's lock. Meanwhile has(), read() and
+// copy() of mapped rows may run on any thread without the lock, because chunks never move and an atomic bit
+// per row records whether it is written. These bits do not order accesses to the records: if one thread reads
+// a record while another thread writes it, they need other synchronization. forget() and clear() also require
 // that no thread copies the rows that they drop.
 #pragma once
 
@@ -28,17 +29,18 @@ class HostStore {
  public:
   HostStore(const StoredRecords& records, MemoryGuard* guard, std::unique_ptr<StoreFile> file = nullptr);
 
-  // Makes rows [0, rows) addressable; commits no memory. Throws std::bad_alloc, DiskError.
+  // Makes rows [0, rows) addressable without committing memory for them. Throws std::bad_alloc, DiskError.
   void extend(int64_t rows);
   bool on_disk() const { return file_ != nullptr; }
 
-  // Returns whether the row was written. Precondition of all calls: row < the rows of extend().
+  // Returns whether the row is written. Precondition of all calls: extend() was called for more than `row`
+  // rows.
   bool has(int64_t row) const { return has(chunk_of(row), row); }
-  const char* find(int64_t row) const {  // the stored record, or null if the row was never written
+  const char* find(int64_t row) const {  // returns the stored record, or null if the row is not written
     const Chunk& chunk = chunk_of(row);
     return has(chunk, row) ? record(chunk, row) : nullptr;
   }
-  bool read(int64_t row, char* record) const {  // in the cache's format; false if the row was never written
+  bool read(int64_t row, char* record) const {  // writes `record` in the cache's format
     const char* const stored = find(row);
     if (stored != nullptr) records_.load(stored, record);
     return stored != nullptr;
@@ -49,26 +51,27 @@ class HostStore {
     for (int64_t at = 0; at < record_bytes_; at += kCacheLine) __builtin_prefetch(begin + at, 0, 2);
   }
 
-  // The parts of write(). copy() may run on several threads, for different rows.
-  void map(int64_t row);  // allocates all memory, so that the others cannot fail; throws std::bad_alloc
+  // The steps of write(). copy() may run on several threads for different rows.
+  void map(int64_t row);  // allocates the memory of mark() and copy(); throws std::bad_alloc
   void mark(int64_t row) noexcept;
   void copy(int64_t row, const char* data) const { records_.save(data, record(chunk_of(row), row)); }
   void write(int64_t row, const char* data);
-  // Writes rows [row, row + count), whose records are `bytes` apart. The pages are committed at once.
+  // Writes rows [row, row + count), whose records are `bytes` bytes apart in `data`. The memory is committed
+  // with one call per chunk.
   void write_run(int64_t row, int64_t count, const char* data, int64_t bytes);
 
-  void forget(int64_t row) noexcept;  // marks the row as never written
+  void forget(int64_t row) noexcept;  // makes the row unwritten
 
-  // Announces that the written ones of these rows will be accessed soon: records that are only on disk are
-  // requested all at once.
+  // Announces that the records of these rows will be accessed soon, so that all records that are only on disk
+  // are requested together. Rows that were never written are skipped.
   template <class Row>
   void will_need(const Row* rows, int64_t count) const noexcept;
 
   int64_t written_rows() const { return written_rows_; }
   int64_t committed_bytes() const { return committed_bytes_; }  // bytes of committed memory
   int64_t disk_bytes() const { return file_ ? file_->bytes() : 0; }
-  void clear();            // forgets all rows and releases the memory and its address space
-  void shrink() noexcept;  // also releases the disk space; no row is addressable until extend()
+  void clear();            // makes all rows unwritten; releases the memory and its address space
+  void shrink() noexcept;  // after clear(): releases the disk space; no row is addressable before extend()
 
  private:
   using Word = std::atomic<uint64_t>;
@@ -76,14 +79,15 @@ class HostStore {
     HugeBuffer memory;
     FileMapping mapping;                            // used instead of `memory` by a store on disk
     std::unique_ptr<uint32_t[]> rows_on_huge_page;  // number of written rows that touch each huge page
-    uint16_t* rows_on_small_page = nullptr;  // the same for small pages; null once the chunk uses huge pages
+    uint16_t* rows_on_small_page = nullptr;  // likewise for small pages; null once the chunk uses huge pages
     int64_t huge_pages = 0;                  // number of huge pages that written rows touch
     int64_t committed = 0;                   // committed bytes of `memory`
-    std::atomic<char*> records{nullptr};     // start of the memory or mapping, for threads without the lock
+    std::atomic<char*> records{nullptr};     // start of `memory` or `mapping`, for threads without the lock
     std::atomic<Word*> written{nullptr};  // one bit per row, set if it is written; stored last, with release,
                                           // so that readers see `records`
   };
-  // Both buffers have a part for each chunk; parts without written rows take no memory.
+  // A block of chunks. Both buffers have a part for each chunk, which takes no memory before a row of the
+  // chunk is written.
   struct Block {
     std::unique_ptr<Chunk[]> chunks;
     HugeBuffer bits;           // the words of Chunk::written
@@ -93,7 +97,8 @@ class HostStore {
   static constexpr int kFirstBlockLog = 2;
   static constexpr int kBlocks = 64 - kFirstBlockLog;
 
-  // The location of a chunk. Block b has 4 * 2^b chunks, so that chunks never move.
+  // The location of a chunk: its block and its index there. Block b has 4 * 2^b chunks, so chunks never move
+  // when blocks are added.
   struct Place {
     int block;
     int64_t chunk;

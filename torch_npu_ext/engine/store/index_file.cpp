@@ -48,7 +48,7 @@ MappedFile::MappedFile(const std::string& path) {
   close(file);
   if (!known || mapped == MAP_FAILED) fail(path, "cannot be mapped into memory");
   data_ = static_cast<char*>(mapped);
-  // Rows of a batch are not neighbours: readahead would evict other pages.
+  // The entries that a batch reads are not neighbours, so readahead would only evict other pages.
   if (size_ > 0) madvise(data_, size_, MADV_RANDOM);
 }
 
@@ -107,8 +107,8 @@ IndexWriter::IndexWriter(const std::string& path, int64_t most_ids, const std::s
 
 IndexWriter::~IndexWriter() { close(file_); }
 
-// Stores an entry at a position of the window or the first free one behind it. Returns whether the id was
-// new.
+// Stores an entry at position `at` of the window, or at the first free position behind it; beyond the window,
+// the entry is kept in overflow_. Returns whether the id is new.
 bool IndexWriter::put(uint64_t at, const IndexEntry& entry) {
   while (at < window_ && entries_[at].file != 0 && entries_[at].id != entry.id) ++at;
   if (at < window_) {
@@ -172,7 +172,7 @@ void IndexWriter::end_round() {
 
 void IndexWriter::finish(bool sync) {
   if (round_ != rounds()) throw std::logic_error("rounds of an index are missing");
-  // Overflow of the last window continues in the first one.
+  // The positions behind the last window are at the beginning of the first one.
   for (uint64_t round = 0; !overflow_.empty(); ++round) {
     const size_t bytes = window_ * sizeof(IndexEntry);
     for (size_t at = 0; at < bytes;) {
@@ -188,7 +188,8 @@ void IndexWriter::finish(bool sync) {
   if (sync && fsync(file_) != 0) fail(path_, "cannot be written to the disk");
 }
 
-// Writes a window, and starts its transfer to the disk while the next one is built.
+// Writes a window to the file, and starts its transfer to the disk, which continues while the next window is
+// built.
 void IndexWriter::write_window(uint64_t round) {
   const size_t bytes = window_ * sizeof(IndexEntry);
   const uint64_t begin = sizeof(IndexHeader) + round * bytes;

@@ -1,6 +1,6 @@
-// The index file of a table in a save: a map of ids to files and rows. A header of 64 bytes is followed by
-// `capacity` entries, a power of two, with open addressing: an id is at its hash modulo the capacity or
-// behind, with no empty entry in between.
+// The index file of a table in a save, which maps each id to a file and a row. A header of 64 bytes is
+// followed by `capacity` entries, a power of two. They form a hash map with open addressing: an id is at its
+// hash modulo the capacity, or behind it with no empty entry in between.
 #pragma once
 
 #include <cstddef>
@@ -15,20 +15,20 @@ namespace rec_sdk {
 struct IndexHeader {
   char magic[16];  // "rec_sdk index 1\n"
   uint64_t capacity;
-  uint64_t entries;  // number of ids, including removed ones
+  uint64_t entries;  // number of entries that are not empty
   char save[32];     // id of the save that the index belongs to
 };
 static_assert(sizeof(IndexHeader) == 64);
 
 struct IndexEntry {
   int64_t id;
-  uint32_t file;  // index in the list of files plus one; 0 = empty, or kRemoved
+  uint32_t file;  // one plus the index in the list of files; 0 if the entry is empty; or kRemoved
   uint32_t row;
 };
 static_assert(sizeof(IndexEntry) == 16);
 constexpr uint32_t kRemoved = 0xFFFFFFFFu;
 
-// Part of the file format: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+// The hash of an id, which is part of the file format: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
 inline uint64_t index_hash(int64_t id) {
   uint64_t x = static_cast<uint64_t>(id) + 0x9E3779B97F4A7C15u;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -36,7 +36,7 @@ inline uint64_t index_hash(int64_t id) {
   return x ^ (x >> 31);
 }
 
-// A file mapped as a whole, read-only.
+// A file that is mapped into memory as a whole, read-only.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);  // throws DiskError
@@ -51,13 +51,13 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// A read-only index.
+// An index file, opened for reading.
 class IndexFile {
  public:
-  // Opens the index of the save with id `save`. Throws DiskError, and std::invalid_argument for a file that
+  // Opens an index file of the save with id `save`. Throws DiskError, and std::invalid_argument if the file
   // is not an index of this save.
   IndexFile(const std::string& path, const std::string& save);
-  // Returns the entry of an id, or null.
+  // Returns the entry of an id, or null if the index does not have the id.
   const IndexEntry* find(int64_t id, uint64_t hash) const {
     for (uint64_t probes = 0, at = hash & mask_; probes <= mask_; ++probes, at = (at + 1) & mask_) {
       if (entries_[at].file == 0) return nullptr;
@@ -66,8 +66,8 @@ class IndexFile {
     return nullptr;
   }
   void prefetch(uint64_t hash) const { __builtin_prefetch(&entries_[hash & mask_]); }
-  // Returns whether the other index is valid and maps every id to the same row; the order of its entries may
-  // differ.
+  // Returns whether the other index maps every id to the same row as this one; the order of the entries may
+  // differ. Returns false if the other index is damaged.
   bool same(const IndexFile& other) const;
 
  private:
@@ -76,25 +76,26 @@ class IndexFile {
   uint64_t mask_;
 };
 
-// Writes an index into a new file. Ids come in any order, and a large index does not fit into memory, so it
-// is written window by window: in each round all entries must be added again, in the same order, and the
-// round stores those that fall into its window. A later entry of an id replaces an earlier one of the same
-// round.
+// Writes an index to a new file. As ids may be added in any order and a large index does not fit into memory,
+// the index is written in rounds, one window of entries in each. In every round the caller must add all
+// entries again, in the same order; the round stores the entries that belong to its window. A later entry of
+// an id replaces an earlier one of the same round.
 class IndexWriter {
  public:
-  // `window`: the entries in memory at a time, a power of two. Throws DiskError, std::bad_alloc.
+  // `window` is the number of entries in memory at a time, a power of two. Throws DiskError, std::bad_alloc.
   IndexWriter(const std::string& path, int64_t most_ids, const std::string& save, uint64_t window = kWindow);
   IndexWriter(const IndexWriter&) = delete;
   IndexWriter& operator=(const IndexWriter&) = delete;
   ~IndexWriter();
 
   uint64_t rounds() const { return capacity_ / window_; }
-  // Adds the ids of rows [first_row, first_row + count) of a file. Throws std::length_error beyond most_ids.
+  // Adds the ids of rows [first_row, first_row + count) of a file. Throws std::length_error if there are more
+  // than most_ids ids.
   void add(const int64_t* ids, int64_t count, uint32_t file, uint32_t first_row);
   void remove(const int64_t* ids, int64_t count);
   void end_round();  // throws DiskError
-  // Completes the file; `sync` also waits until it is on the disk. Throws DiskError, and std::logic_error
-  // before the last round has ended.
+  // Completes the file; if `sync`, also waits until it is on the disk. Throws DiskError, and std::logic_error
+  // if a round is missing.
   void finish(bool sync);
 
   static constexpr uint64_t kWindow = uint64_t{1} << 24;  // 256 MiB
@@ -113,9 +114,8 @@ class IndexWriter {
   int64_t most_ids_;
   uint64_t capacity_, window_;
   uint64_t round_ = 0;
-  HugeArray<IndexEntry> entries_;  // entries of the present window
-  std::vector<IndexEntry>
-      overflow_;  // entries that did not fit behind their position; the next window begins with them
+  HugeArray<IndexEntry> entries_;     // the entries of the present window
+  std::vector<IndexEntry> overflow_;  // entries whose free position is behind the present window
 };
 
 }  // namespace rec_sdk

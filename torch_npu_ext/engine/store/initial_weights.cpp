@@ -12,8 +12,8 @@ namespace {
 
 constexpr double kTwoSigmaTail = 0.022750131948179195;  // scipy.stats.norm.cdf(-2)
 
-// Returns the natural logarithm without libm, whose results differ between machines: the exponent times ln 2,
-// plus the mantissa's logarithm as the series of 2 artanh, which converges quickly.
+// Returns the natural logarithm without libm, whose results differ between machines. The result is the
+// exponent times ln 2 plus the logarithm of the mantissa, for which the series of 2 artanh converges quickly.
 double logarithm(double value) {
   constexpr double kLn2 = 0.69314718055994530942;
   int exponent;
@@ -34,12 +34,13 @@ double polynomial(const std::array<double, 8>& coefficients, double x) {
   return sum;
 }
 
-// The counters of a block: four columns each.
+// The largest number of Philox counters that are advanced together. Each counter gives the numbers of four
+// columns.
 constexpr int kLanes = 16;
 constexpr int64_t kColumns = 4 * kLanes;
 
-// Draws the numbers of 4 * lanes columns. Without the pragmas GCC unrolls the loops before it can vectorize
-// them.
+// Draws the random numbers of 4 * lanes columns. Without the pragmas, GCC would unroll the loops before it
+// vectorizes them.
 template <int lanes>
 REC_SDK_ALWAYS_INLINE void draw_numbers(std::array<uint32_t, 2> key, int64_t id, int64_t begin,
                                         uint32_t* numbers) {
@@ -62,7 +63,8 @@ REC_SDK_ALWAYS_INLINE void draw_numbers(std::array<uint32_t, 2> key, int64_t id,
   }
 }
 
-// Returns random / 2^32, which is exact. Before AVX-512 only signed integers have an instruction for this.
+// Returns random / 2^32 exactly. The number is converted as a signed integer, because instruction sets before
+// AVX-512 cannot convert unsigned ones.
 REC_SDK_ALWAYS_INLINE double unit(uint32_t random) {
   return (static_cast<double>(static_cast<int32_t>(random ^ 0x80000000u)) + 0x1p31) * 0x1p-32;
 }
@@ -102,7 +104,7 @@ REC_SDK_ALWAYS_INLINE void draw_block(const WeightDistribution& d, std::array<ui
   uint32_t numbers[4 * lanes];
   float drawn[4 * lanes];
   draw_numbers<lanes>(key, id, begin, numbers);
-  const double offset = d.offset, scale = d.scale;  // copies, which GCC keeps in registers
+  const double offset = d.offset, scale = d.scale;  // copies of members, which GCC keeps in registers
   const float limit = d.limit, below = d.below;
   if (d.kind == WeightDistribution::Kind::kUniform) {
 #pragma GCC unroll 1
@@ -166,7 +168,7 @@ std::vector<DrawWeights> weight_drawers() {
 
 double central_normal_quantile(double p) { return central_quantile(p); }
 
-// Implements Wichura's AS 241 (Applied Statistics 37, 1988), routine PPND16.
+// Implements routine PPND16 of Wichura's algorithm AS 241 (Applied Statistics 37, 1988).
 double normal_quantile(double p) {
   constexpr std::array<double, 8> kA = {
       3.3871328727963666080,   1.3314166789178437745e2, 1.9715909503065514427e3, 1.3731693765509461125e4,
@@ -223,7 +225,7 @@ double lower_normal_tail(double z) {
 }
 
 BoundedNormal::BoundedNormal(double lowest, double highest) : mirrored_(lowest + highest > 0) {
-  constexpr double kFarthest = 37;  // beyond it probabilities underflow a double
+  constexpr double kFarthest = 37;  // farther out, probabilities underflow a double
   lowest_ = mirrored_ ? -highest : lowest;
   highest_ = mirrored_ ? -lowest : highest;
   if (!(lowest_ <= highest_) || highest_ < -kFarthest) {

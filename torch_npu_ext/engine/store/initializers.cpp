@@ -39,7 +39,7 @@ uint32_t float_bits(float value) {
   return bits;
 }
 
-constexpr int64_t kBlock = 64;  // weights drawn at once
+constexpr int64_t kBlock = 64;  // the number of weights that are drawn at once
 
 WeightDistribution distribution_of(const Initializer& initializer) {
   WeightDistribution d;
@@ -48,7 +48,7 @@ WeightDistribution distribution_of(const Initializer& initializer) {
     d.scale = initializer.maximum - initializer.minimum;
     const float maximum = static_cast<float>(initializer.maximum);
     if (maximum <= static_cast<float>(initializer.minimum)) return d;  // all weights are the minimum
-    d.limit = maximum;                                                 // excluded
+    d.limit = maximum;                                                 // the maximum itself is excluded
     d.below = std::nextafter(maximum, -HUGE_VALF);
     return d;
   }
@@ -77,7 +77,7 @@ void put(DType dtype, float value, char* target) {
 uint16_t to_bfloat16(float value) {
   const uint32_t bits = float_bits(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
-    return static_cast<uint16_t>((bits >> 16) | 0x40u);  // keeps a NaN a NaN
+    return static_cast<uint16_t>((bits >> 16) | 0x40u);  // sets a bit so that a NaN stays a NaN
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
@@ -88,8 +88,8 @@ uint16_t to_float16(float value) {
   if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u);   // NaN
   if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // rounds to infinity
   if (magnitude < 0x38800000u) {
-    // Below 2^-14 the result is subnormal: adding 0.5 makes the hardware round it, and leaves its bits at the
-    // end of the mantissa.
+    // A number below 2^-14 becomes subnormal. Adding 0.5 rounds it in hardware and leaves the bits of the
+    // result at the end of the mantissa.
     float shifted;
     std::memcpy(&shifted, &magnitude, sizeof shifted);
     shifted += 0.5f;

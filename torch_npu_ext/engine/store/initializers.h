@@ -1,5 +1,5 @@
-// The initialization of records. A weight depends only on (seed, table name, id, column): not on the order of
-// ids, the cache, the world size or the machine.
+// The initialization of records. An initial weight depends only on the seed, the table's name, the id and the
+// column. It does not depend on the order of ids, the cache, the world size or the machine.
 #pragma once
 
 #include <array>
@@ -13,11 +13,11 @@
 
 namespace rec_sdk {
 
-// Round a float to the nearest 16-bit value, ties to even.
+// These two functions round a float to the nearest 16-bit value, ties to even.
 uint16_t to_float16(float value);
 uint16_t to_bfloat16(float value);
 
-// The distribution of initial weights.
+// The distribution of the initial weights of a table.
 struct Initializer {
   enum class Kind { kLinear, kTruncatedNormal, kBoundedNormal, kUniform };
 
@@ -31,13 +31,13 @@ struct Initializer {
   BoundedNormal normal;  // used by kBoundedNormal
 };
 
-// Generates the initial records of one table.
+// Generator of the initial records of one table.
 class RecordInitializer {
  public:
   RecordInitializer(
       const RecordLayout& layout, const Initializer& initializer, uint64_t seed, const std::string& table,
       const std::vector<float>& state_init,
-      std::optional<DType> stored = {});  // weights are rounded to this dtype first, then to the layout's
+      std::optional<DType> stored = {});  // weights are rounded to `stored` first, then to the layout's dtype
 
   void write(int64_t id, char* record) const;  // writes layout.bytes bytes; padding is zero
 
@@ -50,8 +50,7 @@ class RecordInitializer {
   WeightDistribution distribution_;
   std::array<uint32_t, 2> key_;
   DrawWeights draw_;
-  std::vector<char>
-      template_;  // the states, the padding and, for linear, the weights, which are the same for every id
+  std::vector<char> template_;  // the states, the padding and linear weights, which are the same for every id
 };
 
 }  // namespace rec_sdk

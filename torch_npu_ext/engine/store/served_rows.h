@@ -1,5 +1,5 @@
-// Rows of a served table as floats, one class per format, and sums of rows in the order of the operator
-// lookup_pooled.
+// Conversion of the rows of a served table to floats, with one class per format, and sums of rows that are
+// added in the same order as in the operator lookup_pooled.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@ namespace rec_sdk {
 
 namespace kernels = REC_SDK_ISA;
 
-// Rows of a floating-point format. row(null, column) is the row of a missing id.
+// Rows in a floating-point format. For an id that is missing, row(nullptr, column) returns a row of default
+// values.
 template <class Format>
 class FloatRows {
  public:
   using Stored = typename Format::Storage;
-  struct __attribute__((packed)) Unaligned {  // the rows of files by other writers may be unaligned
+  struct __attribute__((packed)) Unaligned {  // rows may be unaligned in files that another program wrote
     Stored value;
   };
   struct Row {
@@ -51,7 +52,7 @@ struct NibbleCodes {
   }
 };
 
-// Rows of codes with a scale and a bias.
+// Quantized rows: integer codes, a scale and a bias.
 template <class Codes>
 class QuantizedRows {
  public:
@@ -80,7 +81,7 @@ class QuantizedRows {
   float missing_;
 };
 
-// Calls f with the rows of the format.
+// Calls f with an object that reads rows in the format.
 template <class F>
 void with_rows(RowFormat format, int64_t dim, float missing, const F& f) {
   switch (format) {
@@ -97,11 +98,11 @@ void with_rows(RowFormat format, int64_t dim, float missing, const F& f) {
   }
 }
 
-// Rows of lookups, times their weights, as terms of a sum.
+// The terms of a sum: the rows of lookups, multiplied by the weights of the lookups if kWeighted.
 template <class Rows, bool kWeighted>
 struct ServedTerms {
   const Rows& stored;
-  const char* const* rows;  // the rows of the lookups from `low` on
+  const char* const* rows;  // the rows of the lookups, from lookup `low` on
   const float* weights;
   int64_t low;
 
@@ -113,10 +114,10 @@ struct ServedTerms {
   REC_SDK_INLINE Row row(int64_t j, int64_t column) const {
     return {stored.row(rows[j - low], column), kWeighted ? weights[j] : 1.0f};
   }
-  REC_SDK_INLINE void prefetch(int64_t) const {}  // the rows were prefetched when they were found
+  REC_SDK_INLINE void prefetch(int64_t) const {}  // nothing to do: each_block() has prefetched the rows
 };
 
-// Computes the bags [from, to); `rows` are the rows of their lookups.
+// Computes the sums or means of bags [from, to). `rows` contains the rows of the lookups of these bags.
 template <class Rows>
 void pool_bags(const BagLookups& lookups, const Rows& stored, const char* const* rows, int64_t from,
                int64_t to, int64_t dim, float* out) {

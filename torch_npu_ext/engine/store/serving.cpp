@@ -14,7 +14,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kBlock = 64;  // lookups that are prefetched together
+constexpr int64_t kBlock = 64;  // number of lookups that are prefetched together
 constexpr size_t kCacheLine = 64;
 constexpr int64_t kPartsPerThread = 4;  // more parts than threads, because bags differ in length
 
@@ -67,7 +67,7 @@ ServedTable::ServedTable(const std::vector<ServedSave>& saves, RowFormat format,
   }
 }
 
-// Returns the weights of an id, or null.
+// Returns the stored weights of an id; null for an unknown or removed id.
 const char* ServedTable::find(int64_t id, uint64_t hash) const {
   for (const Layer& layer : layers_) {
     const IndexEntry* const entry = layer.index->find(id, hash);
@@ -138,8 +138,8 @@ void ServedTable::pool(const BagLookups& lookups, const Stored& stored, float* o
   std::exception_ptr error;
   run_pieces(parts, [&](int64_t part) noexcept {
     const int64_t *const first = lookups.offsets, *const end = first + lookups.bags;
-    // The part takes the bags that begin in its share of the lookups; the last part also takes bags behind
-    // all lookups.
+    // Each part computes the bags that begin in its share of the lookups. The last part also computes the
+    // empty bags behind the last lookup.
     const int64_t from = std::lower_bound(first, end, count * part / parts) - first;
     const int64_t to =
         part + 1 == parts ? lookups.bags : std::lower_bound(first, end, count * (part + 1) / parts) - first;

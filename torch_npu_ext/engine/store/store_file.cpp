@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHeader = kPage;
 constexpr int64_t kLeastStep = int64_t{1} << 20, kMostStep = int64_t{1} << 30;
-// The kernel reads at most the device's read-ahead, 128 KiB by default, per advice
-// (force_page_cache_readahead()).
+// How many bytes one call of madvise() requests. The kernel reads at most the device's read-ahead per call,
+// by default 128 KiB (force_page_cache_readahead()).
 constexpr int64_t kAdvice = int64_t{128} << 10;
 // rec_sdk_torch/tbe/cache/store_folder.py checks this marker before it removes a file.
 constexpr char kMarker[] = "rec_sdk_torch host store: rows of a running process, no save\n";
@@ -43,7 +43,7 @@ StoreFile::StoreFile(std::string path, std::string table)
   fail(error, "cannot be written");
 }
 
-// Removes the file, unless this is a forked child or the path names another file by now.
+// Removes the file, unless this process is a forked child or the path now names another file.
 StoreFile::~StoreFile() {
   struct stat own, named;
   const bool ours = getpid() == owner_ && fstat(file_, &own) == 0 && stat(path_.c_str(), &named) == 0;
@@ -55,7 +55,8 @@ void StoreFile::fail(int error, const std::string& what) const {
   throw DiskError(error, path_, "table '" + table_ + "': its host store " + what);
 }
 
-// Allocates in steps of an eighth of the present size, or exactly if the disk has too little space for that.
+// The file grows in steps of at least an eighth of its size. If the disk has too little space for such a
+// step, it grows only as far as needed.
 void StoreFile::allocate(int64_t bytes) {
   if (bytes <= allocated_) return;
   const int64_t step = rounded_up(std::clamp(allocated_ / 8, kLeastStep, kMostStep), kPage);
@@ -69,7 +70,7 @@ void StoreFile::allocate(int64_t bytes) {
       allocated_ += more;
       return;
     }
-    // A partial allocation is returned, because the next attempt, here or elsewhere, may need the space.
+    // A partial allocation is undone, because the next attempt, or another file, may need the space.
     if (ftruncate(file_, kHeader + allocated_) != 0) fail(errno, "cannot be truncated");
     if (error != ENOSPC && error != EDQUOT && error != EFBIG) fail(error, "cannot grow");
     if (more == exact) {
@@ -92,7 +93,7 @@ FileMapping StoreFile::map(int64_t begin, int64_t bytes) const {
                             MAP_SHARED | MAP_NORESERVE, file_, kHeader + begin);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   FileMapping mapping(static_cast<char*>(mapped), static_cast<size_t>(bytes));
-  // Without this advice, each page fault would read 128 KiB of other rows.
+  // Without this advice, each page fault would also read up to 128 KiB of other rows.
   madvise(mapped, static_cast<size_t>(bytes), MADV_RANDOM);
   return mapping;
 }

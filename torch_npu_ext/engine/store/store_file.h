@@ -1,4 +1,5 @@
-// The file of a host store on disk, mapped into memory through the kernel's page cache.
+// The file of a host store on disk. It is mapped into memory, so that the kernel's page cache holds its
+// pages.
 #pragma once
 
 #include <sys/types.h>
@@ -10,7 +11,7 @@
 
 namespace rec_sdk {
 
-// A mapped part of a file.
+// A part of a file that is mapped into memory.
 class FileMapping {
  public:
   FileMapping() = default;
@@ -31,9 +32,9 @@ class FileMapping {
   size_t size_ = 0;
 };
 
-// A new file, which is removed with this object, because its rows are useless without the id map. A page with
-// a marker is followed by the rows. Disk blocks are allocated before rows are written, so that a full disk is
-// an error of allocate() and not a SIGBUS.
+// A new file, which the destructor removes, because its rows are useless without the id map. It consists of a
+// page with a marker, followed by the rows. Disk blocks are allocated before rows are written, so that a full
+// disk makes allocate() throw instead of causing a SIGBUS.
 class StoreFile {
  public:
   StoreFile(std::string path, std::string table);  // throws DiskError, also if the file exists
@@ -41,16 +42,17 @@ class StoreFile {
   StoreFile& operator=(const StoreFile&) = delete;
   ~StoreFile();
 
-  // Allocates the first `bytes` of the rows on disk. Throws DiskError.
+  // Allocates disk space for the first `bytes` bytes of rows. Throws DiskError.
   void allocate(int64_t bytes);
   void shrink() noexcept;  // removes all rows; precondition: nothing is mapped
   int64_t bytes() const { return allocated_; }
 
-  // Maps [begin, begin + bytes) of the rows, allocated or not; begin is a multiple of the page size.
+  // Maps bytes [begin, begin + bytes) of the rows into memory, whether they are allocated or not. `begin`
+  // must be a multiple of the page size.
   FileMapping map(int64_t begin, int64_t bytes) const;  // throws std::bad_alloc
 
   static bool in_memory(
-      const char* address) noexcept;  // whether the page of a mapped address is in the page cache
+      const char* address) noexcept;  // whether the page cache holds the page of this mapped address
   static void will_need(const char* begin, const char* end) noexcept;  // starts reading these pages
 
  private:

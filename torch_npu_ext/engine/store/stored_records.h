@@ -1,5 +1,5 @@
-// Records in the host store's format, which differs from the cache's format in the dtype of weights, if at
-// all.
+// Records in the format of the host store. It is the format of the cache, except that the dtype of the
+// weights may differ.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace rec_sdk {
 
-// Converts records between the cache's and the host store's format.
+// Converter of records between the formats of the cache and the host store.
 class StoredRecords {
  public:
-  // `cached`: the layout used outside of the store; `stored`: the dtype of weights in the store, if it
-  // differs.
+  // `cached` is the layout of records outside of the store. `stored` is the dtype of weights in the store, if
+  // it differs.
   explicit StoredRecords(const RecordLayout& cached, std::optional<DType> stored = {});
 
   int64_t bytes() const { return stored_.bytes; }
-  // Weights are rounded to the nearest value of the other dtype.
+  // load() and save() round weights to the nearest value of the other dtype.
   void load(const char* stored, char* record) const { move(stored_, stored, cached_, record); }
   void save(const char* record, char* stored) const { move(cached_, record, stored_, stored); }
 
@@ -33,7 +33,7 @@ class StoredRecords {
   void convert(const RecordLayout& from, const char* source, const RecordLayout& to, char* target) const;
 
   RecordLayout cached_, stored_;
-  int64_t state_bytes_;  // bytes of all states, which are the same in both formats
+  int64_t state_bytes_;  // size of all states in bytes, which is the same in both formats
   bool same_;
 };
 
