@@ -1,1 +1,1 @@
-"""Optimizers of tables: assignments, the fused optimizer for TorchRec, norms and clipping, Accumulate classes."""
+"""Optimizers of tables: optimizer assignments, the fused optimizer, gradient norms and clipping, Accumulate classes."""

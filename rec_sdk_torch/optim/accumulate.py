@@ -1,7 +1,7 @@
-"""Accumulate optimizers: one update with the gradients of `accumulate_step` backward passes.
+"""Accumulate optimizers: one update with the summed gradients of `accumulate_step` backward passes.
 
-On embedding tables, `apply_optimizer_in_backward` recognizes these classes, and an accumulation buffer is kept with the
-device cache. On other parameters they are ordinary optimizers: `step()` is called once per backward pass, and every
+For embedding tables, `apply_optimizer_in_backward` recognizes these classes and keeps an accumulation buffer with the
+device cache. For other parameters they are ordinary optimizers: `step()` is called once per backward pass, and every
 `accumulate_step`-th call updates the parameters with the sum (not the mean) of the gradients.
 """
 
@@ -20,7 +20,7 @@ _ON_PARAMETERS = """Example:
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> optimizer = {name}([weight], lr=0.1, use_accumulate=True, accumulate_step=2)
     >>> weight.grad = torch.ones(2)
-    >>> optimizer.step()  # adds to the window
+    >>> optimizer.step()  # only adds to the buffer
     >>> weight.tolist()
     [0.0, 0.0]
 """
@@ -32,13 +32,13 @@ class Accumulating(torch.optim.Optimizer):
     A subclass passes an `example` that is appended to its docstring, with `{name}` replaced by the class name.
 
     Args:
-        params: parameters, as for the base optimizer.
-        args, kwargs: arguments of the base optimizer.
-        use_accumulate: whether to accumulate; False: each backward pass is followed by an update.
+        params: the parameters to optimize.
+        args, kwargs: other arguments of the base optimizer.
+        use_accumulate: whether to accumulate gradients; False: each backward pass is followed by an update.
         accumulate_step: number of backward passes per update, at least 1. The update uses the sum of their gradients.
 
     Raises:
-        TypeError: `use_accumulate` is not a bool, or `accumulate_step` not an integer.
+        TypeError: `use_accumulate` is not a bool, or `accumulate_step` is not an integer.
         ValueError: `accumulate_step` is below 1, or above 1 without `use_accumulate`.
     """
 
@@ -100,7 +100,7 @@ class AccumulateRMSprop(Accumulating, torch.optim.RMSprop, example=_ON_PARAMETER
 
 
 def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
-    """Returns `grad` as a sparse tensor of all rows, including rows of zeros, which `to_sparse` would leave out."""
+    """Returns `grad` as a sparse tensor that contains all rows, also rows of zeros, which `to_sparse` would omit."""
     rows = grad if grad.dim() else grad[None]
     row_indices = torch.arange(len(rows), device=grad.device)[None] if grad.dim() else rows.new_empty((0, 1)).long()
     return torch.sparse_coo_tensor(
@@ -109,7 +109,7 @@ def _with_every_row(grad: torch.Tensor) -> torch.Tensor:
 
 
 class _DenseAsSparse(torch.optim.SparseAdam):
-    """SparseAdam that treats a dense gradient as a sparse one of all rows."""
+    """SparseAdam that also accepts dense gradients, as sparse gradients that contain all rows."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         for group in self.param_groups:

@@ -1,6 +1,6 @@
-"""Accumulate variants of TorchRec's optimizers, see `accumulate`.
+"""Accumulate variants of TorchRec's optimizers; `accumulate.py` has the variants of torch's.
 
-All but RowWiseAdagrad are placeholders in TorchRec for an optimizer of tables: on other parameters their `step` raises.
+Except for RowWiseAdagrad, TorchRec's classes only name an optimizer of tables: for other parameters, `step` raises.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A patch of torch's `clip_grad_norm_` and `clip_grad_value_` that handles tables among the parameters.
 
-With `update="backward"` a table's gradients are used up in the backward pass, so that these functions would silently
-skip tables. With `update="step"` they clip the pending gradients; the norm of a sharded table covers its rows on all
-ranks. Programs import the functions by name, so only the functions that they call are wrapped, when the first
-collection is created. If another library has replaced torch's functions by its own, the patch still works where those
-call torch's; otherwise a warning is issued.
+With `update="backward"` a table's gradients are used up in the backward pass; torch's functions would silently skip the
+table, so the patch raises an error or warns. With `update="step"` the functions clip the pending gradients; the norm of
+a sharded table covers its rows on all ranks. Programs may have imported the functions by name, so the patch wraps what
+the functions call, when the first collection is created. If another library has replaced torch's functions, the patch
+still works if the replacements call torch's functions; otherwise a warning is issued.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .torchrec_hooks import CLIP_INSTEAD, warn_tables_not_clipped
 
 _FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
 _wrapped_functions: dict[tuple[str, str], Any] = {}
-"""The function found last under each name in each module of torch."""
+"""The function that the last `wrap_clipping` found, by module of torch and function name."""
 
 
 def wrap_clipping() -> None:
-    """Wraps torch's clipping functions to handle tables; warns of replacements that do not call torch's functions."""
+    """Makes torch's clipping functions handle tables; warns of replacements that do not call torch's functions."""
     for module in (clip_grad, torch.nn.utils):
         for name in _FUNCTIONS:
             location, function = (module.__name__, name), getattr(module, name)
@@ -40,7 +40,7 @@ def wrap_clipping() -> None:
 
 
 def _wrap_function(function: Any, name: str) -> bool:
-    """Wraps what torch's function calls under no_grad; returns False if `function` is not torch's function `name`."""
+    """Wraps the body of torch's function, which runs under no_grad; returns False for functions of others."""
     if not isinstance(function, types.FunctionType) or function.__globals__ is not vars(clip_grad):
         return False
     if function.__name__ != name or not function.__closure__:
@@ -79,7 +79,11 @@ def _handle_tables(clip: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _check_tables(function: str, handles: Sequence[TableParameter], only_tables: bool) -> None:
-    """Raises for tables that cannot be clipped, and warns once if only some parameters are such tables."""
+    """Checks for tables that cannot be clipped: warns once if there are any, raises if there are no other parameters.
+
+    Raises:
+        ValueError: all parameters are such tables, or a norm would include tables that differ between ranks.
+    """
     updated = [handle.table for handle in handles if not handle.updates_at_step]
     if updated and only_tables and len(updated) == len(handles):
         raise ValueError(
@@ -104,9 +108,9 @@ def _clip_across_ranks(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Clips as `clip_grad_norm_`, with norms over all ranks of sharded tables (collective).
+    """Clips like `clip_grad_norm_`, but the norm includes sharded tables' rows on all ranks (collective).
 
-    The ranks' norms are combined in float64 in rank order, so that all ranks get the same bits.
+    The ranks' norms are combined in float64 in rank order, so the result is bit-identical on all ranks.
     """
     norm_type = float(norm_type)
     local: list[torch.Tensor] = []

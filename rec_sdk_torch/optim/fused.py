@@ -1,4 +1,4 @@
-"""The fused optimizer: the optimizer of a collection's tables as TorchRec's `KeyedOptimizer`."""
+"""The fused optimizer: presents the optimizers of a collection's tables as one `KeyedOptimizer` of TorchRec."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .optimizer_assignments import defaults_of
 from .torchrec_hooks import wrap_gradient_clipping
 
 _FIRST_STATE = "momentum1"
-"""TorchRec's name of a table's first state; the other states have the optimizer's names."""
+"""TorchRec's name of a table's first state; the other states keep the names that the optimizer uses."""
 
 
 _ALREADY_LOADED: Any = object()
-"""Marker for a state that was already loaded together with others."""
+"""Marker in place of the value of a state that was already loaded together with the other states."""
 
 
 class _TableState(abc.ABC):
-    """A value of the optimizer's state dict, which is read from and written to the engine on access."""
+    """A value of the optimizer's state dict; saving reads it from the engine, and loading writes it there."""
 
     def __init__(self, embedding: TableBatchedEmbedding, table: str) -> None:
         self._embedding = embedding
@@ -47,12 +47,12 @@ class _TableState(abc.ABC):
 
     @abc.abstractmethod
     def problem(self, value: Any, rows: int) -> str | None:
-        """Returns why `value` cannot be loaded as the state of `rows` rows; None if it can."""
+        """Returns why `value` cannot be loaded as the state of `rows` rows; None if it can be loaded."""
 
     def _check_value(self, value: Any, rows: int = 0) -> None:
         """Raises an error if `value` cannot be loaded.
 
-        A CombinedOptimizer loads states one by one, without the check of all of them.
+        A CombinedOptimizer needs this check, as it loads states one by one and does not check all states first.
         """
         problem = self.problem(value, rows)
         if problem:
@@ -67,7 +67,7 @@ class StepState(_TableState):
         self.optimizer = optimizer
 
     def state_dict(self) -> torch.Tensor:
-        with self._embedding.exclusive():  # completes an interrupted update first
+        with self._embedding.exclusive():  # an interrupted update is completed first
             return torch.tensor(float(self.optimizer.step), dtype=torch.float64, device="cpu")
 
     def problem(self, value: Any, rows: int) -> str | None:
@@ -85,7 +85,7 @@ class StepState(_TableState):
 
 
 class IdsState(_TableState):
-    """Ids of a hash table (`<table>.ids`), int64 `[n]`, in the row order of the other states."""
+    """Ids of a hash table (`<table>.ids`), int64 `[n]`: row i of every other state belongs to id i."""
 
     loading: torch.Tensor | None = None
     """The ids of a load in progress."""
@@ -117,7 +117,7 @@ class IdsState(_TableState):
 class RowState(_TableState):
     """An optimizer state of all rows of a table, `[n, D]` in its data type, or `[n]` if row-wise.
 
-    Loading replaces the state of the whole table: rows that are not among the loaded ids get the initial value.
+    Loading replaces the state of the whole table: rows whose ids are not loaded get the initial value.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class RowState(_TableState):
             self._ids.loading = None
 
     def content(self, ids: torch.Tensor, value: torch.Tensor) -> TableWrite:
-        """Returns what loading `value` writes: the state of `ids`, and the initial value for the table's other rows."""
+        """Returns the writes for loading `value`: the state of `ids`, and the initial value for all other rows."""
         view = self._embedding.view(self._table)
         initial = self._optimizer.spec.state_init(self._optimizer.options)[self._index]
         shape = (len(ids), *view.parts()[self._name])
@@ -176,7 +176,7 @@ def _table_states(
     states: dict[str, _TableState] = {}
     ids = IdsState(embedding, config) if config.hashed and spec.states else None
     if ids is not None:
-        states[f"{table}.ids"] = ids  # first, because the other states need the loaded ids
+        states[f"{table}.ids"] = ids  # loaded first, because the other states need the ids
     for index, state in enumerate(spec.states):
         states[f"{table}.{state.name if index else _FIRST_STATE}"] = RowState(embedding, config, optimizer, index, ids)
     states[f"{table}.step"] = StepState(embedding, table, optimizer)
@@ -184,7 +184,7 @@ def _table_states(
 
 
 def _updated_group(group: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a param_group after `changes`, which may name `beta1` and `beta2`."""
+    """Returns the options of a param_group with `changes` applied; `beta1` and `beta2` change `betas`."""
     options = {name: value for name, value in group.items() if name != "params"}
     for name, value in changes.items():
         if name in ("beta1", "beta2") and "betas" in options:
@@ -202,10 +202,10 @@ def _updated_group(group: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
 class EmbCacheFusedOptimizer(FusedOptimizer):
     """The optimizer of the tables of one collection.
 
-    `step()` and `zero_grad()` do nothing, except with `update="step"`. `param_groups[i]` contains the live options of
-    one `apply_optimizer_in_backward` call, which every update reads. `state[handle]` maps `<table>.momentum1`,
-    `<table>.exp_avg_sq`, `<table>.step` (and `<table>.ids` of a hash table with states) to objects that `state_dict()`
-    reads from the engine.
+    `step()` and `zero_grad()` do nothing, except with `update="step"`. `param_groups[i]` contains the options of one
+    `apply_optimizer_in_backward` call; every update reads them, so changes take effect at once. `state[handle]` maps
+    names such as `<table>.momentum1`, `<table>.step`, and for a hash table `<table>.ids`, to objects that read the
+    values from the engine when `state_dict()` is called.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         """Creates the optimizer of the tables in `optimizers`.
 
         Args:
-            embedding: the table-batched embedding with the rows.
+            embedding: the table-batched embedding that holds the rows.
             params: handle of each table, by parameter name.
             optimizers: optimizer of each table, by table name.
         """
@@ -236,7 +236,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         self._optimizers = list(distinct.values())
         super().__init__(dict(params), state, [optimizer.options for optimizer in self._optimizers])
         self.defaults.update(defaults_of(self._optimizers))
-        # Schedulers warn if they step before the optimizer does; here backward passes are the optimizer's steps.
+        # Schedulers warn if they step before the optimizer; here the backward pass takes the place of step().
         self._opt_called = True
         wrap_gradient_clipping(EmbCacheFusedOptimizer)
 
@@ -253,14 +253,14 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
             closure: called first, with gradients enabled; it runs forward and backward.
 
         Returns:
-            The value of `closure`; None without `update="step"`, where it is not called.
+            The value of `closure`; None without `update="step"`, where `closure` is not called.
 
         Raises:
-            ValueError, TypeError: an option is invalid; nothing was changed.
+            ValueError, TypeError: an option is invalid; no row was changed.
         """
         if not self.updates_at_step:
             return None
-        wrap_clipping()  # another library may have replaced torch's clipping since
+        wrap_clipping()  # a library may have replaced torch's clipping functions
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -269,7 +269,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Discards the pending gradients, for either value of `set_to_none`; does nothing without `update="step"`."""
+        """Discards the pending gradients, whatever `set_to_none` is; does nothing without `update="step"`."""
         if self.updates_at_step:
             self._embedding.drop_gradients()
 
@@ -277,15 +277,15 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         """Sets the number of updates of every table; the next update has the number `step` + 1.
 
         Raises:
-            ValueError: not an int of at least 0.
+            ValueError: `step` is not an int of at least 0.
         """
         self._embedding.set_optimizer_step(step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
-        """Sets options of every table's optimizer, by their names in `param_groups`, or `beta1` and `beta2`.
+        """Sets options of every table's optimizer, by name as in `param_groups`; also accepts `beta1` and `beta2`.
 
         Raises:
-            NotImplementedError: one of the optimizers does not have an option; nothing was set.
+            NotImplementedError: an optimizer does not have one of the options; nothing was set.
         """
         updated = [_updated_group(group, params_dict) for group in self.param_groups]
         for group, options in zip(self.param_groups, updated, strict=True):
@@ -293,7 +293,10 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
 
     @eager
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state dict in TorchRec's format: a consistent snapshot in host memory, in order of ids."""
+        """Returns the state dict in TorchRec's format, in host memory, with rows sorted by id.
+
+        All values are from the same point in time.
+        """
         with self._embedding.exclusive():
             result: dict[str, Any] = super().state_dict()
         for name, handle in self.params.items():
@@ -304,10 +307,9 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
 
     @eager
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a state dict strictly, as TorchRec does; `<table>.momentum2` is accepted for `<table>.exp_avg_sq`.
+        """Loads a state dict, whose keys must match; `<table>.momentum2` is accepted for `<table>.exp_avg_sq`.
 
-        Without `<table>.ids`, rows belong to the ids from 0 on. `<table>.step` may be missing if the formula does not
-        use it.
+        Without `<table>.ids`, row i belongs to id i. `<table>.step` may be missing if the formula does not use it.
 
         Raises:
             ValueError, TypeError: tables, states, shapes or options do not match or are invalid; nothing was loaded.
@@ -329,7 +331,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         super().load_state_dict({**state_dict, "state": loaded})
 
     def _load_states(self, states_by_param: Mapping[str, Mapping[str, Any]]) -> None:
-        """Loads all states of all tables, or none."""
+        """Loads the states of all tables; if that fails, loads none."""
         contents: list[TableWrite] = []
         numbers: list[tuple[TableOptimizer, int]] = []
         for name, handle in self.params.items():
@@ -345,9 +347,9 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         load(self._embedding.layout, contents, numbers)
 
     def _with_defaults(self, handle: TableParameter, loaded: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a table's states from a state dict, with missing ones added and rows beyond the table left out.
+        """Returns a table's states from a state dict, adding missing states and dropping rows beyond the table's end.
 
-        Rows without ids belong to the ids from 0 on. A missing step count that no update uses stays as it is.
+        Missing ids are 0, 1, ... A missing step count is replaced with the current one if no update uses it.
         """
         table, states, values = handle.table, self.state[handle], dict(loaded)
         row_keys = [key for key, state in states.items() if isinstance(state, RowState) and key in values]
@@ -365,7 +367,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         return values
 
     def _check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Checks that options can be loaded into the param_groups, which are matched by their parameters' names."""
+        """Checks that the loaded options fit the param_groups with the same parameter names."""
         names = {handle: name for name, handle in self.params.items()}
         of_params = {tuple(sorted(group["params"])): group for group in groups}
         for optimizer, group in zip(self._optimizers, self.param_groups, strict=False):

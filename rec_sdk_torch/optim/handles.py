@@ -1,4 +1,4 @@
-"""Table parameters: one handle per table of a collection, a parameter that stands for rows in the engine."""
+"""Table handles: for each table of a collection, a parameter without rows that represents the rows in the engine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def _attribute_name(function: Any) -> str | None:
 
 
 class _ReadOnlyTensor(torch.Tensor):
-    """A tensor without rows that stands for a table; functions that write to it raise, because no row would change.
+    """A tensor without rows that represents a table. Writing to it raises an error, because no row would change.
 
-    Results of `detach()` and `data`, which share its memory, are of this class too.
+    The results of `detach()` and `data` share the tensor's memory, so they are of this class too.
     """
 
     table: str
@@ -58,7 +58,7 @@ class _ReadOnlyTensor(torch.Tensor):
 
 
 def _raise_if_table(function: Any, target: Any) -> None:
-    """Raises RuntimeError if `target`, a tensor or a list of tensors, stands for a table."""
+    """Raises RuntimeError if `target`, a tensor or a list of tensors, represents a table."""
     for tensor in target if isinstance(target, (list, tuple)) else [target]:
         if isinstance(tensor, _ReadOnlyTensor):
             name = "data" if function.__name__ == "__set__" else function.__name__
@@ -96,23 +96,23 @@ class Ranks(Protocol):
 
 
 class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
-    """A table's handle: a parameter of shape `[0, D]`, a leaf of the autograd graph that gets no gradient through it.
+    """A table's handle: a parameter of shape `[0, D]`, a leaf of the autograd graph that never gets a gradient from it.
 
-    `apply_optimizer_in_backward` of TorchRec and torch stores assignments on it, where they are checked; the next
-    training forward passes them to the engine.
+    `apply_optimizer_in_backward` of TorchRec or torch stores optimizer assignments on the handle, which checks them.
+    The next training forward passes them to the engine.
     """
 
     embedding_optimizer_cls: type | None
     sharded = False
     """Whether other ranks own other rows of the table."""
     ranks: Ranks | None = None
-    """Exchanges with the ranks that own the other rows, each row on one rank; None if there are none."""
+    """Exchanges with the ranks that own the table's other rows; None if no other rank owns rows of the table."""
     differs_by_rank = False
-    """Whether other ranks train the same dense parameters, but have rows of their own in this table."""
+    """Whether other ranks train the same dense parameters, but this table differs between ranks."""
 
     @classmethod
     def create(cls, config: TableConfig, device: torch.device, embedding_optimizer_cls: type | None) -> TableParameter:
-        """Returns the handle of a table."""
+        """Returns a new handle for a table."""
         with torch.inference_mode(False):  # an inference tensor cannot be a leaf of the autograd graph
             data = torch.empty((0, config.embedding_dim), dtype=config.weight_dtype, device=device)
             check_real(data)
@@ -122,7 +122,10 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         return handle
 
     def with_data(self, data: torch.Tensor) -> TableParameter:
-        """Returns a handle on `data` with the same assignments, without the optimizer objects that torch created."""
+        """Returns a handle like this one for `data`, without the optimizer objects that torch created.
+
+        It keeps the optimizer assignments.
+        """
         with torch.inference_mode(False):
             twin: TableParameter = torch.Tensor._make_subclass(TableParameter, torch.empty_like(data), True)
         attributes = {name: self.__dict__[name] for name in optimizer_assignments.ATTRIBUTES if name in self.__dict__}
@@ -135,7 +138,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         return twin
 
     def _embedding_with_step(self) -> TableBatchedEmbedding | None:
-        """Returns the embedding if it keeps pending gradients for `step()`, else None."""
+        """Returns the table-batched embedding if it keeps pending gradients for `step()`, else None."""
         embedding = self._embedding_of()
         return embedding if embedding is not None and embedding.options.updates_at_step else None
 
@@ -149,8 +152,8 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         """The pending gradient, float32 `[n, D]`, with `update="step"`; None if there is none.
 
         See `TableBatchedEmbedding.gradient`. Setting it to None excludes the table from the next update. While
-        torch.compile traces, it is always None: tracing creates a tensor without values in place of the handle, whose
-        gradient would need the handle's shape.
+        torch.compile traces, it is always None: tracing replaces the handle with a fake tensor, whose gradient would
+        need the handle's shape `[0, D]`.
         """
         embedding = None if TracingContext.try_get() is not None else self._embedding_with_step()
         return super().grad if embedding is None else _pending_gradient(embedding, self.table)
@@ -176,7 +179,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
 
     @property
     def _optimizer_kwargs(self) -> optimizer_assignments.CheckedKeywords:
-        """The keywords that torch's apply appends to, with a check; the attribute exists after the first assignment."""
+        """The list to which torch's `apply` appends keywords, checking each; absent before the first assignment."""
         try:
             keywords: optimizer_assignments.CheckedKeywords = self.__dict__[optimizer_assignments.KEYWORDS]
         except KeyError:
@@ -198,7 +201,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
         embedding.set_parameter(self.table, self)
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Ignores `hook`: no gradient reaches a table's parameter through the graph."""
+        """Ignores `hook`, because no gradient reaches a table's parameter through the autograd graph."""
         return RemovableHandle(OrderedDict())
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
@@ -220,7 +223,7 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the table trains, that is, is not frozen."""
+        """Whether the table is trained, that is, not frozen."""
         embedding = self._embedding_of()
         return embedding is None or self.table not in embedding.options.frozen
 
@@ -233,19 +236,19 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
             (embedding.thaw if value else embedding.freeze)(self.table)
 
     def mark_rank_rows(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Marks `tensors` of a state dict as rows of this rank alone, if other ranks have other rows."""
+        """Marks `tensors` of a state dict as rows of this rank only; does nothing if other ranks have no other rows."""
         if self.ranks is not None and self.ranks.world_size > 1:
             mark_rank_rows(tensors, self.ranks.rank, self.ranks.world_size)
         elif self.differs_by_rank:
             mark_rank_rows(tensors, torch.distributed.get_rank(), torch.distributed.get_world_size())
 
     def assignments(self) -> list[tuple[type, dict[str, Any]]]:
-        """Returns optimizer classes and keywords that were applied to the table, in order."""
+        """Returns the optimizer classes and keywords that were applied to the table, in order."""
         return optimizer_assignments.assignments_of(self)
 
 
 class _HandleParameters(dict[str, Any]):
-    """The parameters of a TableHandle: only its handle, which cannot be replaced by other tensors."""
+    """The parameter dict of a TableHandle. Its only entry is the handle, which cannot be replaced by other tensors."""
 
     def __init__(self, owner: TableHandle, handle: TableParameter) -> None:
         super().__init__(weight=handle)
@@ -259,7 +262,7 @@ class _HandleParameters(dict[str, Any]):
             return
         check_real(value)
         leaves_meta = handle is not None and handle.is_meta and isinstance(value, torch.Tensor) and not value.is_meta
-        if leaves_meta and owner is not None:  # DistributedModelParallel moves the model to its device
+        if leaves_meta and owner is not None:  # done by DistributedModelParallel
             for module in (owner.embedding, owner):
                 module.to_empty(device=value.device)
             return
@@ -276,7 +279,7 @@ class _HandleParameters(dict[str, Any]):
         )
 
     def replace(self, handle: TableParameter) -> None:
-        """Replaces the handle by another one of the same table."""
+        """Replaces the handle with another handle of the same table."""
         owner = self._owner()
         assert owner is not None
         handle.bind(owner.embedding)
@@ -286,8 +289,8 @@ class _HandleParameters(dict[str, Any]):
 class TableHandle(torch.nn.Module):
     """Module that holds a table's parameter under TorchRec's name, `<collection>.embeddings.<table>.weight`.
 
-    In a state dict an index table is `weight` `[num_embeddings, D]`; a hash table is `ids` int64 `[n]` and `weight`
-    `[n, D]`.
+    A state dict contains `weight`, `[num_embeddings, D]`, for an index table; for a hash table it contains `ids`, int64
+    `[n]`, and `weight`, `[n, D]`.
     """
 
     embedding: TableBatchedEmbedding
@@ -300,13 +303,13 @@ class TableHandle(torch.nn.Module):
         self, embedding: TableBatchedEmbedding, config: TableConfig, embedding_optimizer_cls: type | None
     ) -> None:
         super().__init__()
-        # Not a submodule, or the embedding would be a submodule of every table.
+        # Not registered as a submodule; otherwise the embedding would be a submodule of every table's handle.
         self.__dict__["embedding"] = embedding
         self._config = config
         handle = TableParameter.create(config, embedding.device, embedding_optimizer_cls)
         self._parameters: _HandleParameters = _HandleParameters(self, handle)
         if config.hashed:
-            # A placeholder: torch.distributed.checkpoint looks up the keys of a state dict as attributes.
+            # torch.distributed.checkpoint looks up the keys of a state dict as attributes.
             self.register_buffer("ids", torch.empty(0, dtype=torch.int64, device=embedding.device))
 
     @property
@@ -315,15 +318,15 @@ class TableHandle(torch.nn.Module):
         return self._config.name
 
     def extra_repr(self) -> str:
-        """Returns rows, columns, data type, cache and optimizer of the table; for a sharded table this rank's rows."""
+        """Returns a description of the table: rows (of this rank), columns, data type, cache and optimizer."""
         return self.embedding.describe(self.table, self.weight.assignments())
 
     def known_ids(self) -> torch.Tensor:
-        """Returns a hash table's ids by their first lookup, or an index table's row numbers; int64 `[n]`."""
+        """Returns a hash table's ids in order of their first lookup, or an index table's row numbers; int64 `[n]`."""
         return self.embedding.view(self.table).ids()
 
     def state_names(self) -> list[str]:
-        """Returns the names of the table's tensors in a state dict, without prefix."""
+        """Returns the keys of the table's tensors in a state dict, without prefix."""
         return ["ids", "weight"] if self._config.hashed else ["weight"]
 
     def copy_for(self, embedding: TableBatchedEmbedding, memo: dict[int, Any]) -> TableHandle:
@@ -333,18 +336,18 @@ class TableHandle(torch.nn.Module):
         return twin
 
     def replace_weight(self, weight: TableParameter) -> None:
-        """Replaces the parameter by another one of the same table."""
+        """Replaces the parameter with another parameter of the same table."""
         self._parameters.replace(weight)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableHandle:
-        """Moves the handle for `.to(device)` and `.to_empty(device=...)`; its class and dtype stay the same."""
+        """Moves the handle, for `.to(device)` and `.to_empty(device=...)`; keeps its class and dtype."""
         if self._config.hashed:
             self.ids = fn(self.ids).to(torch.int64)
         with torch._C.DisableTorchFunctionSubclass():
             data = fn(self.weight.data).to(self.weight.dtype)
             if torch._has_compatible_shallow_copy_type(self.weight, data):
                 self.weight.data = data
-            else:  # on leaving the meta device
+            else:  # the handle leaves the meta device
                 self.replace_weight(self.weight.with_data(data))
         return self
 
@@ -362,17 +365,17 @@ class TableHandle(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Does nothing, because the collection has loaded all of its tables already, or none."""
+        """Does nothing: the collection loads its tables itself, all of them or, on failure, none."""
 
 
 class _Handles(torch.nn.ModuleDict):
-    """The handles of a collection; the collection loads them and reports problems of a state dict."""
+    """The handles of a collection, which loads their state dicts itself and reports problems."""
 
     def _get_name(self) -> str:
         return "ModuleDict"
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """Does nothing, otherwise a problem would be reported twice."""
+        """Does nothing, because the collection already reports every problem."""
 
 
 def module_dict(handles: Mapping[str, TableHandle]) -> torch.nn.ModuleDict:

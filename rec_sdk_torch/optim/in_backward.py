@@ -1,4 +1,4 @@
-"""`apply_optimizer_in_backward`: the fused update for embedding tables, TorchRec's behavior for other parameters."""
+"""`apply_optimizer_in_backward`: a fused update for embedding tables, and TorchRec's behavior for other parameters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def apply_optimizer_in_backward(
     `torch.distributed.optim._apply_optimizer_in_backward`. If a check fails, nothing is applied.
 
     Args:
-        optimizer_class: a class of the table in docs/optimizers.md, such as `torch.optim.Adagrad`, or an Accumulate
-            class.
+        optimizer_class: a class that docs/optimizers.md lists, such as `torch.optim.Adagrad`, or an Accumulate class.
         params: parameters, such as `collection.parameters()`.
         optimizer_kwargs: keywords of the class. Also `gradient_clipping` and `max_gradient` (clamp the aggregated
             gradient elementwise), `state_dtypes` (data types by state name, see docs/optimizers.md), and for the
@@ -52,7 +51,7 @@ def apply_optimizer_in_backward(
         optimizer_assignments.check_assignment(handle, optimizer_class, kwargs, handle.assignments())
     dense = [param for param in parameters if not isinstance(param, TableParameter)]
     if dense:
-        # imported here, because torch then compiles eight optimizers, which takes a third of a second
+        # Imported only when needed: the import makes torch compile eight optimizers, which takes a third of a second.
         from torch.distributed.optim.apply_optimizer_in_backward import _apply_optimizer_in_backward
 
         _apply_optimizer_in_backward(optimizer_class, dense, kwargs)
@@ -65,7 +64,7 @@ def _parameters(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Returns the parameters as a list.
 
     Raises:
-        TypeError: `params` is a single parameter, or contains something else than tensors.
+        TypeError: `params` is a single parameter, or an element is not a tensor.
     """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise TypeError(

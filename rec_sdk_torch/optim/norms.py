@@ -23,13 +23,13 @@ class GradientNorms(NamedTuple):
 
 
 def combined_norm(norms: Iterable[float], norm_type: float) -> float:
-    """Returns the norm of a vector whose parts have the norms `norms`, computed in float64."""
+    """Returns the norm of a vector from the norms of its parts, computed in float64."""
     vector = torch.tensor([0.0, *norms], dtype=torch.float64, device="cpu")
     return float(torch.linalg.vector_norm(vector, norm_type))
 
 
 def pending_norms(handles: Mapping[str, TableParameter], norm_type: float) -> dict[str, float]:
-    """Returns the norm of each table's pending gradient, over the rows of this rank."""
+    """Returns the norm of each table's pending gradient on this rank; 0 if a table has none."""
     grads = {name: handle.grad for name, handle in handles.items()}
     none = torch.zeros((), device="cpu")
     norms = [none if grad is None else torch.linalg.vector_norm(grad, norm_type) for grad in grads.values()]

@@ -1,8 +1,9 @@
 """Optimizer assignments: the optimizer classes and keywords that were applied to a table's parameter.
 
-They come from `apply_optimizer_in_backward` of this package, torch or TorchRec; TorchRec's is torch's. torch's function
-creates an optimizer for each parameter and appends the optimizer, its class and its keywords to three lists of the
-parameter. The last list checks each entry, so that an invalid assignment raises at the call.
+Assignments are made by `apply_optimizer_in_backward` of this package or of torch; TorchRec re-exports torch's. torch's
+function creates an optimizer for each parameter, and appends the optimizer, its class and its keywords to three lists
+that are attributes of the parameter. For tables, the list of keywords checks each entry, so that an invalid assignment
+raises an error at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..formulas import class_name, spec_for
 from ..tbe import TableOptimizer
 
 OPTIMIZERS, CLASSES, KEYWORDS = ATTRIBUTES = ("_in_backward_optimizers", "_optimizer_classes", "_optimizer_kwargs")
-"""Attributes of a parameter in which torch stores its optimizers, in the order in which torch writes them."""
+"""Attributes in which torch stores a parameter's optimizers, in the order in which torch writes to them."""
 
 
 class Handle(Protocol):
@@ -34,15 +35,15 @@ class Handle(Protocol):
 
 
 def assignments_of(parameter: object) -> list[tuple[type, dict[str, Any]]]:
-    """Returns optimizer classes and keywords that were applied to a parameter of any module, in order."""
+    """Returns the optimizer classes and keywords that were applied to a parameter of any module, in order."""
     attributes = vars(parameter)
     return list(zip(attributes.get(CLASSES, []), attributes.get(KEYWORDS, []), strict=True))
 
 
 class CheckedKeywords(list[dict[str, Any]]):
-    """List of the keywords of a table's optimizers. Each entry that torch appends is checked.
+    """List of the keywords of a table's optimizers, which checks each entry that torch appends.
 
-    If the check fails, the assignment is removed again.
+    If the check of an entry fails, the whole assignment is removed.
     """
 
     def __init__(self, handle: Handle, values: Iterable[dict[str, Any]] = ()) -> None:
@@ -50,7 +51,7 @@ class CheckedKeywords(list[dict[str, Any]]):
         self._handle = weakref.ref(handle)
 
     def append(self, keywords: dict[str, Any]) -> None:
-        """Adds the keywords of the optimizer whose class was added last.
+        """Appends the keywords of the optimizer whose class torch appended last.
 
         Raises:
             TypeError, ValueError, RuntimeError: see `check_assignment`.
@@ -63,10 +64,10 @@ class CheckedKeywords(list[dict[str, Any]]):
             optimizer_class = handle.__dict__[CLASSES][-1]
             made = check_assignment(handle, optimizer_class, keywords, handle.assignments()[:-1])
             optimizer = handle.__dict__[OPTIMIZERS][-1]
-            if not hasattr(optimizer, "param_groups"):  # a placeholder of TorchRec's
+            if not hasattr(optimizer, "param_groups"):  # TorchRec's placeholder classes
                 optimizer.param_groups = [{"params": [handle], **made.options}]
             (group,) = optimizer.param_groups
-            # torch filled in its own defaults, which may differ from the defaults for tables
+            # The group contains torch's defaults, which may differ from the defaults for tables.
             group.update({name: made.options[name] for name in made.options.keys() - keywords.keys()})
             if decouples_weight_decay(optimizer_class, keywords, handle.sharded):
                 group["decoupled_weight_decay"] = True
@@ -78,24 +79,25 @@ class CheckedKeywords(list[dict[str, Any]]):
 
 
 def defaults_of(optimizers: Sequence[TableOptimizer]) -> dict[str, Any]:
-    """Returns the `defaults` of a torch optimizer that stands for `optimizers`.
+    """Returns the attribute `defaults` for a torch optimizer that represents `optimizers`.
 
-    They are the options that all of them have, with the values of the first. Schedulers look up there which options
-    they may change: OneCycleLR and CyclicLR cycle `betas` or `momentum`, and raise if neither exists.
+    It contains the options that all of the optimizers have, with the values of the first optimizer. Schedulers look up
+    in `defaults` which options they may change: OneCycleLR and CyclicLR cycle `betas` or `momentum`, and raise an error
+    if neither is there.
     """
     common = set.intersection(*(set(optimizer.spec.options) for optimizer in optimizers))
     return {name: value for name, value in optimizers[0].options.items() if name in common}
 
 
 def add_assignment(handle: Handle, optimizer_class: type, keywords: dict[str, Any]) -> None:
-    """Adds a checked assignment, without an optimizer object, because the engine performs the updates."""
+    """Adds an assignment that was already checked, without an optimizer object: the engine performs the updates."""
     handle.__dict__.setdefault(OPTIMIZERS, [])
     handle.__dict__.setdefault(CLASSES, []).append(optimizer_class)
     list.append(handle.__dict__.setdefault(KEYWORDS, CheckedKeywords(handle)), keywords)
 
 
 def remove_last_assignment(handle: Handle) -> None:
-    """Removes the last assignment, which torch added."""
+    """Removes the assignment that torch added last."""
     for name in ATTRIBUTES:
         del handle.__dict__[name][-1:]
     if not handle.assignments():
@@ -115,7 +117,7 @@ def check_assignment(
         TypeError: the fused update does not support the class or a keyword, a value has the wrong type, or the class is
             not of the family of the table's `embedding_optimizer_cls`.
         ValueError: a value is out of range, or a keyword is not supported by the fused update.
-        RuntimeError: the table has another optimizer, or the same with other keywords.
+        RuntimeError: the table has another optimizer, or the same optimizer with other keywords.
     """
     spec = spec_for(optimizer_class)
     allowed = handle.embedding_optimizer_cls
@@ -138,25 +140,25 @@ def check_assignment(
 
 
 def is_hooked(handle: Handle) -> bool:
-    """Returns whether the optimizer acts in the backward pass; False after torch's apply with register_hook=False."""
+    """Returns whether the optimizer runs in the backward pass; False if torch was called with register_hook=False."""
     if not handle.__dict__.get(OPTIMIZERS):
         return True
     return handle in _hooks()
 
 
 def _hooks() -> Any:
-    """Returns the hooks that torch's apply has registered, by parameter."""
-    # imported here, because torch then compiles eight optimizers, which takes a third of a second
+    """Returns the hooks that torch's `apply_optimizer_in_backward` has registered, by parameter."""
+    # Imported only when needed: the import makes torch compile eight optimizers, which takes a third of a second.
     from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
     return param_to_optim_hook_handle_map
 
 
 def _remove_hooks(handle: Handle) -> None:
-    """Removes torch's hooks, which would call `step()` of optimizers without rows, and set the gradient to None.
+    """Removes torch's hooks, which would call `step()` of an optimizer without rows and set the gradient to None.
 
     Raises:
-        RuntimeError: there are no hooks.
+        RuntimeError: torch registered no hooks (register_hook=False).
     """
     if handle.__dict__.get(OPTIMIZERS) and is_hooked(handle):
         for hook in _hooks()[handle]:
@@ -171,17 +173,17 @@ def _remove_hooks(handle: Handle) -> None:
 
 
 def share_options(handle: Handle, optimizer: TableOptimizer) -> None:
-    """Makes the live options of the update the param_groups of the optimizers that torch created for a table."""
+    """Makes torch's optimizers for a table share the options that its updates read, as their param_groups."""
     for made in handle.__dict__[OPTIMIZERS]:
         made.param_groups[0] = optimizer.options
-        made._opt_called = True  # schedulers warn if they step before the optimizer; backward passes are its steps
+        made._opt_called = True  # otherwise a scheduler would warn that step() was not called
 
 
 def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]:
-    """Returns the optimizer of each table that has one, by table name.
+    """Returns the optimizers of the tables that have one, by table name.
 
-    All tables of one call of this package's `apply_optimizer_in_backward` share an optimizer; torch's creates one for
-    each table.
+    All tables in one call of this package's `apply_optimizer_in_backward` share an optimizer. torch's function creates
+    one optimizer for each table.
 
     Raises:
         TypeError, ValueError, RuntimeError: see `check_assignment`.
@@ -199,7 +201,7 @@ def table_optimizers(handles: Mapping[str, Handle]) -> dict[str, TableOptimizer]
             group = handle.__dict__[OPTIMIZERS][0].param_groups[0]
             for option, value in optimizer.options.items():
                 group.setdefault(option, value)
-            optimizer.options = group  # the live options, which may have been changed already
+            optimizer.options = group  # the user may have changed these options already
             share_options(handle, optimizer)
         else:
             for other, made in shared:
@@ -220,27 +222,27 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "RowWiseAdagrad": {"lr": 1e-2, "eps": 1e-8},
     "Adam": {"lr": 1e-2},
 }
-"""Defaults of FBGEMM's optimizers that differ from torch's, by class name."""
+"""Defaults of FBGEMM's optimizers that differ from torch's defaults, by class name."""
 
 
 def _is_torchrec_optimizer(cls: type) -> bool:
-    """Returns whether TorchRec uses one of FBGEMM's optimizers for the class."""
+    """Returns whether TorchRec replaces the class with one of FBGEMM's optimizers, with the defaults above."""
     return class_name(cls).startswith(("torch.optim.", "torchrec.optim.")) and cls.__name__ in _DEFAULTS
 
 
 def decouples_weight_decay(cls: type, keywords: Mapping[str, Any], sharded: bool) -> bool:
-    """Returns whether weight decay is decoupled as in AdamW: Adam of a sharded table, as in FBGEMM.
+    """Returns whether weight decay is decoupled as in AdamW; as in FBGEMM, it is for Adam of a sharded table.
 
-    torch adds the weight decay to the gradient, and so do tables that are not sharded.
+    torch's Adam adds the weight decay to the gradient, and so does Adam of an unsharded table.
     """
     return sharded and cls.__name__ == "Adam" and _is_torchrec_optimizer(cls) and bool(keywords.get("weight_decay"))
 
 
 def effective_optimizer(cls: type, keywords: Mapping[str, Any], sharded: bool) -> tuple[type, dict[str, Any]]:
-    """Returns the class whose formula the update uses, and the keywords; a sharded table has FBGEMM's defaults."""
+    """Returns the class whose formula the update uses, and its keywords. A sharded table has FBGEMM's defaults."""
     defaults = _DEFAULTS[cls.__name__] if sharded and _is_torchrec_optimizer(cls) else {}
     options = {**defaults, **keywords}
     if not decouples_weight_decay(cls, keywords, sharded):
         return cls, options
-    options.pop("decoupled_weight_decay", None)  # torch's Adam has it, as False
+    options.pop("decoupled_weight_decay", None)  # False in torch's Adam
     return torch.optim.AdamW, options

@@ -9,7 +9,7 @@ import torch
 
 
 class SparseGradients(torch.optim.Optimizer):
-    """Optimizer for tables only: the backward pass aggregates gradients per row and leaves the rows unchanged.
+    """Optimizer for tables only: the backward pass sums the gradients of each row and leaves the rows unchanged.
 
     `collection.take_gradients()` returns the gradients aggregated since its last call.
 
@@ -17,7 +17,7 @@ class SparseGradients(torch.optim.Optimizer):
         params: parameters of tables, passed by `apply_optimizer_in_backward`.
 
     Raises:
-        RuntimeError: raised by `step()`, for other parameters.
+        RuntimeError: raised by `step()` if it is used for parameters that are not tables.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ class SparseGradients(torch.optim.Optimizer):
         super().__init__(params, {})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Raises RuntimeError, because other parameters keep their gradients without this optimizer."""
+        """Raises RuntimeError: parameters that are not tables keep their gradients even without this optimizer."""
         raise RuntimeError(
             "SparseGradients is for embedding tables: other parameters keep their gradients in grad without it"
         )

@@ -1,11 +1,11 @@
-"""Patches of TorchRec's optimizers, in two places; `patches/` has the other patches.
+"""Two patches of TorchRec's optimizers; `patches/` has the other patches.
 
-- `import rec_sdk_torch` adds three names to `torchrec.optim` when that is imported: `AccumulateSGD`,
-  `AccumulateAdagrad`, `AccumulateAdam`, as in Rec SDK's patched TorchRec. It does not import TorchRec, which takes
-  seconds and may not be installed.
-- The first fused optimizer patches TorchRec's `GradientClippingOptimizer`, so that it refuses to wrap a fused optimizer
-  whose gradients it never sees, and finds out which tables are sharded. TorchRec has no extension point for this, so
-  its constructor is wrapped.
+- After `import rec_sdk_torch`, an import of `torchrec.optim` adds three names to it: `AccumulateSGD`,
+  `AccumulateAdagrad` and `AccumulateAdam`, as in Rec SDK's patched TorchRec. rec_sdk_torch itself does not import
+  TorchRec, which takes seconds and may not be installed.
+- Creating the first fused optimizer patches TorchRec's `GradientClippingOptimizer`: it then rejects a fused optimizer
+  whose gradients are used up in the backward pass, and treats sharded tables as sharded parameters. TorchRec has no
+  extension point for this, so the patch wraps the constructor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLIP_INSTEAD = (
 
 
 def install() -> None:
-    """Adds the names to `torchrec.optim`, now or when it is imported."""
+    """Adds the three names to `torchrec.optim`, now or as soon as it is imported."""
     after_import("torchrec.optim", _add_names)
 
 
@@ -37,7 +37,7 @@ def _add_names(optim: Any) -> None:
 
 
 def wrap_gradient_clipping(fused_class: type) -> None:
-    """Makes every GradientClippingOptimizer that is created from now on check for fused optimizers."""
+    """Makes every GradientClippingOptimizer created from now on check for fused optimizers and sharded tables."""
     from torchrec.optim.clipping import GradientClippingOptimizer
 
     construct = GradientClippingOptimizer.__init__
@@ -57,7 +57,7 @@ def wrap_gradient_clipping(fused_class: type) -> None:
 
 
 def _raise_if_fused(optimizer: Any, fused_class: type[Any]) -> None:
-    """Raises if all optimizers in `optimizer` are fused and update in the backward pass; warns if only some are."""
+    """Raises if all optimizers in `optimizer` are fused and update in the backward pass; warns if only some do."""
     fused = [isinstance(leaf, fused_class) and not leaf.updates_at_step for leaf in _leaves(optimizer)]
     if fused and all(fused):
         raise ValueError(
@@ -71,7 +71,7 @@ def _raise_if_fused(optimizer: Any, fused_class: type[Any]) -> None:
 def _move_sharded_tables(clipping: Any) -> None:
     """Moves sharded tables from the replicated parameters of a GradientClippingOptimizer to its sharded ones.
 
-    Only called when the user passed `param_to_pgs` for some of TorchRec's sharded parameters.
+    Called only if the user passed `param_to_pgs` for some of TorchRec's sharded parameters.
     """
     replicated = []
     for parameter in clipping._replicate_params:

@@ -1,5 +1,5 @@
-// The emulator's cost, per core, copy and instruction. This fails only when something is slow by an order of
-// magnitude.
+// Measures the emulator's time per core, copy and instruction. The limits are so high that the program fails
+// only if something is slower than expected by an order of magnitude.
 #include <algorithm>
 #include <ctime>
 
@@ -14,7 +14,8 @@ double seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Returns the shortest of three launches, divided by the number of repetitions in each.
+// Prints the time of one repetition, from the fastest of three launches, and reports a failure above
+// `allowed` nanoseconds.
 template <class Kernel>
 void measure(const std::string& what, double allowed, int64_t repetitions, const Launch& launch,
              const Kernel& kernel) {
@@ -48,7 +49,7 @@ struct Rows {
   int64_t rows, dim;
 };
 
-// Rows in a scattered order through a queue, packed into copies out.
+// Reads rows in scattered order through a queue, and writes each tile of them with one copy.
 void gather_rows(const Rows& a) {
   TPipe pipe;
   TQueBind<TPosition::VECIN, TPosition::VECOUT, 1> queue;
@@ -75,7 +76,7 @@ void gather_rows(const Rows& a) {
   }
 }
 
-// Like gather_rows, but in place, with rows of a writable buffer.
+// Like gather_rows, but reads each row from a writable buffer and writes it back in place.
 void rewrite_rows(const Rows& a) {
   TPipe pipe;
   TQueBind<TPosition::VECIN, TPosition::VECOUT, 1> queue;

@@ -1,4 +1,5 @@
-// Kernels that break a rule, with their repaired twins (`twin`), and kernels that must pass (`passes`).
+// Checks of the emulator: `twin` runs a kernel that breaks a rule, then its repaired form; `passes` runs a
+// kernel that breaks no rule.
 #pragma once
 
 #include <cstdio>
@@ -18,7 +19,7 @@ using rec_sdk::emulator::Buffer;
 using Ub = LocalMemAllocator<>;
 using Words = std::vector<std::string>;
 
-// The buffers of a launch, and its number of cores.
+// The buffers of a launch, and the number of its blocks, one per core.
 struct Launch {
   Launch(std::initializer_list<Buffer> buffers_) : buffers(buffers_) {}
   Launch(std::vector<Buffer> buffers_ = {}, int64_t blocks_ = 1)
@@ -28,7 +29,7 @@ struct Launch {
   int64_t blocks = 1;
 };
 
-// The error that ended the launch, or "".
+// Runs a launch and returns the error that ended it; "" if there was none.
 inline std::string run(const std::function<void()>& kernel, const Launch& launch = {}) {
   try {
     rec_sdk::emulator::run_kernel("kernel", launch.blocks, launch.buffers, kernel);
@@ -49,7 +50,7 @@ inline void check_error(const std::string& error, const Words& words, const char
   for (const std::string& word : words) std::fprintf(stderr, "  expected in it: \"%s\"\n", word.c_str());
 }
 
-// Calls the kernel with an object of its last parameter's type, such as Ub or TPipe.
+// Calls the kernel with a new object of its last parameter's type, such as Ub or TPipe.
 template <class Kernel, class Setup>
 void call(const Kernel& kernel, void (Kernel::*)(Setup&) const) {
   Setup setup;
@@ -79,7 +80,7 @@ void passes(const Kernel& kernel, const char* file = __builtin_FILE(), int line 
   passes({}, kernel, file, line);
 }
 
-// Checks that kernel(false) breaks a rule with `words` in the error, and that kernel(true), its repaired
+// Checks that kernel(false) breaks a rule and `words` are in the error, and that kernel(true), its repaired
 // form, passes.
 template <class Kernel>
 void twin(const Words& words, const Launch& launch, const Kernel& kernel, const char* file = __builtin_FILE(),
@@ -93,12 +94,12 @@ void twin(const Words& words, const Kernel& kernel, const char* file = __builtin
   twin(words, {}, kernel, file, line);
 }
 
-// Kernels in which some steps can be left out; without them a rule is broken.
+// A kernel made of steps. It breaks a rule if the steps in `missing` are left out.
 template <class Setup>
 struct Steps {
   using Step = void (*)(Setup&);
   std::vector<Step> before, missing, behind;
-  Words words;  // of the error without these steps
+  Words words;  // in the error without the missing steps
 
   void check(const std::vector<Buffer>& buffers = {}) const {
     twin(words, buffers, [&](bool repaired, Setup& setup) {
@@ -111,7 +112,7 @@ struct Steps {
   }
 };
 
-// Values in global memory, under a name.
+// A named array in global memory.
 template <class T>
 struct Global {
   Global(const char* name, size_t count, Access access, T value = T(0))
@@ -129,7 +130,7 @@ struct Global {
   std::vector<T> values;
 };
 
-// Copies of one unpadded block each.
+// Functions that copy one block without padding.
 template <class T>
 void copy_in(const LocalTensor<T>& dst, const GlobalTensor<T>& src, uint32_t count) {
   DataCopyPad(dst, src, {1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0},
@@ -141,7 +142,7 @@ void copy_out(const GlobalTensor<T>& dst, const LocalTensor<T>& src, uint32_t co
   DataCopyPad(dst, src, {1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0});
 }
 
-// Runs instructions whose mask counts so many elements.
+// Runs `work` with a mask that lets its instructions process `count` elements.
 template <class Work>
 void masked(int32_t count, const Work& work) {
   SetMaskCount();

@@ -1,4 +1,5 @@
-// Differences of the 950 (A5); compiled for arch 3510, run with REC_SDK_EMULATED_SOC=Ascend950PR_9589.
+// The rules in which the 950 (A5) differs from A2 and A3. This test is compiled for arch 3510 and run with
+// REC_SDK_EMULATED_SOC=Ascend950PR_9589.
 #include <cmath>
 #include <limits>
 
@@ -25,7 +26,7 @@ void test_nothing_to_do() {
 void test_strides() {
   Global<float> in("in", 64, Access::kRead, 2.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
-  // The same block again and again.
+  // A stride of -blockLen reads the same block each time.
   twin({"strides of -36 bytes", "from -blockLen on"}, buffers, [&](bool repaired, Ub& ub) {
     const auto local = ub.Alloc<float, 64>();
     DataCopyPad(local, in.tensor()[8], {3, 32, repaired ? -32 : -36, 0, 0}, {false, 0, 0, 0.0f});
@@ -36,7 +37,7 @@ void test_strides() {
   });
 }
 
-// The index of a 16-bit element has 16 bits; srcBaseOffset extends its range.
+// Gather has 16 bits for the index of a 16-bit element; srcBaseOffset extends the range.
 void test_gather() {
   twin({"srcOffset[0] of Gather (V, ", "is 131072: for 16-bit elements 950 reaches 131071"},
        [](bool repaired, Ub& ub) {
@@ -50,7 +51,7 @@ void test_gather() {
        });
 }
 
-// One mask for all instructions; those with a scalar take it in their strided form.
+// Instructions with a scalar operand use the mask in their strided form.
 void test_mask() {
   passes([](Ub& ub) {
     const auto x = ub.Alloc<float, 128>();
@@ -62,7 +63,7 @@ void test_mask() {
   });
 }
 
-// Copies to VECCALC are allowed here.
+// The 950 allows copies to VECCALC.
 void test_positions() {
   Global<float> in("in", 64, Access::kRead, 2.0f);
   passes({in.buffer()}, [&](TPipe& pipe) {
@@ -72,7 +73,7 @@ void test_positions() {
   });
 }
 
-// call(y, x) with x all `value`; the first element of y.
+// Fills x with `value`, runs call(y, x), and returns the first element of y.
 template <class T, class Call>
 T computed(T value, const Call& call) {
   T result{};
@@ -87,7 +88,8 @@ T computed(T value, const Call& call) {
   return result;
 }
 
-// A subnormal quotient becomes 0, with its sign. Huawei's documentation does not describe other instructions.
+// A subnormal quotient becomes 0 and keeps its sign. Huawei's documentation describes this for no other
+// instruction.
 void test_subnormal_quotients() {
   const auto quotient = [](float a, float b) {
     return computed(a, [&](const LocalTensor<float>& y, const LocalTensor<float>& x) {
@@ -116,7 +118,7 @@ constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48, kIntegersSaturate = uint6
 
 uint64_t control() { return static_cast<uint64_t>(get_ctrl()); }
 
-// Runs `work` with these bits of the control register changed.
+// Runs `work` with these bits of the control register flipped.
 template <class Work>
 void with_changed(uint64_t bits, const Work& work) {
   const uint64_t before = control();
@@ -125,7 +127,8 @@ void with_changed(uint64_t bits, const Work& work) {
   set_ctrl(before);
 }
 
-// Runs `work` with the settings of kernels whose results must equal the host's, or with the default ones.
+// Runs `work` with the settings of kernels whose results must be bit-identical to the host's, or without
+// them.
 template <class Work>
 void maybe_as_on_host(bool as_on_host, const Work& work) {
   if (!as_on_host) return work();
@@ -135,7 +138,7 @@ void maybe_as_on_host(bool as_on_host, const Work& work) {
   arithmetic.finish();
 }
 
-// Returns infinity cast to half.
+// Casts infinity to half and returns the bits of the result.
 uint16_t converted_infinity(uint64_t changed_bits, bool as_on_host) {
   uint16_t bits = 0;
   passes([&](Ub& ub) {
@@ -156,7 +159,7 @@ uint16_t converted_infinity(uint64_t changed_bits, bool as_on_host) {
   return bits;
 }
 
-// Bit 48 keeps infinity while bit 60 is 1, as it is at the start.
+// With bit 48 set, a cast keeps infinity, but only while bit 60 is 1, its initial value.
 void test_saturation() {
   CHECK(converted_infinity(0, false) == 0x7bff);
   CHECK(converted_infinity(kKeepsInfinity, false) == 0x7c00);

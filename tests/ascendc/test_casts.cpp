@@ -1,4 +1,4 @@
-// Casts between all pairs of types compared with scalar code, and saturation.
+// Compares casts between all pairs of types with scalar code, and tests saturation.
 #include <cmath>
 #include <limits>
 
@@ -7,7 +7,7 @@
 namespace {
 
 using Floats = std::vector<float>;
-using Bits = std::vector<uint16_t>;  // of 16-bit floats
+using Bits = std::vector<uint16_t>;  // the bit patterns of 16-bit floats
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 const float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -18,7 +18,7 @@ void set_saturation(bool on) {
   set_ctrl(on ? control & ~kKeepsInfinity : control | kKeepsInfinity);
 }
 
-// 16-bit floats saturate only if `saturates` is set.
+// Returns the values cast to T. Results that are 16-bit floats saturate if `saturated` is set.
 template <class T, class U>
 std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated = false) {
   std::vector<T> result;
@@ -37,7 +37,7 @@ std::vector<T> cast(const std::vector<U>& values, RoundMode mode, bool saturated
   return result;
 }
 
-// Checks that the results have the bytes of `expected`.
+// Checks that the results have the same bytes as `expected`.
 template <class T, class U, class Expected>
 void check(const std::vector<U>& values, RoundMode mode, const std::vector<Expected>& expected,
            bool saturated = false) {
@@ -47,7 +47,8 @@ void check(const std::vector<U>& values, RoundMode mode, const std::vector<Expec
   CHECK(std::memcmp(found.data(), expected.data(), expected.size() * sizeof(T)) == 0);
 }
 
-// Every bit pattern of a 16-bit format survives a cast to float and back; a NaN stays some NaN.
+// Every bit pattern of a 16-bit format is unchanged by a cast to float and back, except that a NaN may become
+// another NaN.
 template <class T>
 void test_all_16_bits() {
   for (int high = 0; high < 8; ++high) {
@@ -97,7 +98,8 @@ void test_saturation_of_integers() {
   check<int16_t>(std::vector<int32_t>{70000}, RoundMode::CAST_NONE, std::vector<int16_t>{INT16_MAX});
 }
 
-// Without saturation, the host's own conversion; with it, the largest number and zero.
+// Without saturation, a cast is the host's own conversion. With saturation, infinity becomes the largest
+// finite number and NaN becomes 0.
 void test_saturation_of_16_bits() {
   const Floats values = {kInfinity, -kInfinity, kNan, -kNan, 1e6f, 3.4e38f, 1.5f, -65504};
   check<half>(values, RoundMode::CAST_RINT, Bits{0x7bff, 0xfbff, 0, 0, 0x7bff, 0x7bff, 0x3e00, 0xfbff}, true);
@@ -105,11 +107,11 @@ void test_saturation_of_16_bits() {
                     true);
   check<half>(values, RoundMode::CAST_RINT, std::vector<half>(values.begin(), values.end()));
   check<bfloat16_t>(values, RoundMode::CAST_RINT, std::vector<bfloat16_t>(values.begin(), values.end()));
-  // A cast changes neither its source nor a float.
+  // Saturation changes neither the source of a cast nor a float result.
   check<float>(std::vector<half>{half(kInfinity)}, RoundMode::CAST_NONE, Floats{kInfinity}, true);
 }
 
-// Results outside the range of half.
+// Results of arithmetic that are outside the range of half saturate too, if saturation is on.
 void test_saturation_of_arithmetic() {
   for (const bool on : {true, false}) {
     passes([&](TPipe& pipe) {

@@ -1,4 +1,4 @@
-// DataCopy and DataCopyPad compared with loops over bytes, and the limits of their arguments.
+// Compares DataCopy and DataCopyPad with loops over bytes, and tests the limits of their arguments.
 #include "support.h"
 
 namespace {
@@ -9,7 +9,7 @@ struct Shape {
   uint32_t gm_stride;  // bytes
   uint32_t ub_stride;  // 32-byte blocks
 
-  // The offset of a block, in elements.
+  // The offset of a block in global and in local memory, in elements.
   uint32_t in_gm(uint32_t block) const { return 1 + block * (bytes + gm_stride) / 4; }
   uint32_t in_ub(uint32_t block) const { return block * ((bytes + 31) / 32 * 32 + ub_stride * 32) / 4; }
   size_t span() const { return in_gm(blocks - 1u) + bytes / 4 + 2; }
@@ -19,13 +19,13 @@ constexpr Shape kShapes[] = {{1, 4, 0, 0},    {1, 32, 0, 0},  {1, 36, 0, 0}, {3,
                              {3, 64, 20, 0},  {5, 12, 8, 0},  {5, 12, 0, 2}, {7, 100, 300, 3},
                              {100, 4, 60, 0}, {2, 8192, 4, 1}};
 
-// Returns ascending values with this step.
+// Fills an array with multiples of `step`.
 template <class T>
 void count_up(Global<T>* values, int step) {
   for (size_t i = 0; i < values->values.size(); ++i) values->values[i] = static_cast<T>(i * step);
 }
 
-// Copies in with one shape, and out block by block from the expected addresses.
+// Copies all blocks of a shape in at once, then each block out from the address where it is expected.
 void test_blocks_in(const Shape& s) {
   Global<int32_t> in("in", s.span(), Access::kRead), out("out", s.blocks * s.bytes / 4, Access::kWrite);
   count_up(&in, 7);
@@ -61,7 +61,7 @@ void test_blocks_out(const Shape& s) {
   CHECK(out.values == expected);
 }
 
-// The bytes around a block of `count` values in local memory.
+// Copies `count` values in with `padding`, and returns the first `total` values of local memory.
 std::vector<int16_t> padded(uint32_t count, const DataCopyPadExtParams<int16_t>& padding, uint32_t total) {
   Global<int16_t> in("in", count, Access::kRead), out("out", total, Access::kWrite);
   for (uint32_t i = 0; i < count; ++i) in.values[i] = static_cast<int16_t>(i + 5);
@@ -75,7 +75,7 @@ std::vector<int16_t> padded(uint32_t count, const DataCopyPadExtParams<int16_t>&
 }
 
 void test_padding() {
-  // Without padding the first value is repeated, isPad or not.
+  // If neither side has padding, the first value fills the rest of the block, whether isPad is set or not.
   const std::vector<int16_t> tail = {5, 6, 7, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5};
   CHECK(padded(3, {false, 0, 0, 9}, 16) == tail && padded(3, {true, 0, 0, 9}, 16) == tail);
   const std::vector<int16_t> right = {5, 6, 7, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9};
@@ -159,7 +159,7 @@ void test_data_copy() {
     tensor.SetGlobalBuffer(reinterpret_cast<half*>(bytes), 32);
     DataCopy(ub.Alloc<half, 64>(), tensor, 16);
   });
-  // Two blocks of 32 bytes, 32 bytes apart in global memory, next to each other in local memory.
+  // Two blocks of 32 bytes, which are 32 bytes apart in global memory and adjacent in local memory.
   passes(buffers, [&](Ub& ub) {
     const auto local = ub.Alloc<half, 64>();
     DataCopy(local, in.tensor(), DataCopyParams(2, 1, 1, 0));
@@ -169,7 +169,7 @@ void test_data_copy() {
   for (int i = 0; i < 32; ++i) CHECK(static_cast<float>(out.values[i]) == (i < 16 ? i : i + 16));
 }
 
-// Tensors of a pipe keep their position.
+// A tensor of a pipe has the position of its buffer, which determines the copies that are allowed.
 void test_positions() {
   Global<float> in("in", 64, Access::kRead, 2.0f), out("out", 64, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};

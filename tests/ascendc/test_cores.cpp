@@ -1,4 +1,4 @@
-// Cores: their order, SyncAll, and the state after a failed launch.
+// Tests of cores: block indices, SyncAll, and the state after a failed launch.
 #include <set>
 #include <stdexcept>
 
@@ -18,7 +18,7 @@ void test_each_block_once() {
   CHECK(std::set<int64_t>(order.begin(), order.end()).size() == 7);
   CHECK_THROWS(rec_sdk::emulator::run_kernel("kernel", 0, {}, [] {}), std::invalid_argument);
   CHECK_THROWS(GetBlockIdx(), std::logic_error);
-  // More blocks than cores is allowed, as long as they do not wait for each other.
+  // There may be more blocks than cores if the blocks do not wait for each other.
   passes({{}, 100}, [] {});
 }
 
@@ -68,7 +68,7 @@ void test_soft_sync_all() {
   check_error(run([&] { sync(24, 24); }, launch), {"byte 20 of the global workspace is not zero"});
 }
 
-// SyncAll waits for the engines of each core, too.
+// SyncAll also waits for the engines of each core.
 void test_sync_all_is_a_barrier() {
   Global<float> data("data", 64, Access::kReadWrite);
   passes({{data.buffer()}, 4}, [&](Ub& ub) {
@@ -93,7 +93,7 @@ void test_after_an_error() {
       queue.FreeTensor(tensor);
     });
   }
-  // Exceptions of the kernel itself are passed on unchanged.
+  // An exception that the kernel throws is rethrown unchanged.
   CHECK_THROWS(rec_sdk::emulator::run_kernel("kernel", 2, {}, [] { throw std::out_of_range("mine"); }),
                std::out_of_range);
   CHECK_THROWS(rec_sdk::emulator::run_kernel("kernel", 1, {},

@@ -1,4 +1,4 @@
-// The counters of a kernel, summed over launches.
+// Tests of a kernel's counters, which are summed over launches.
 #include "emulator/ascendc/engine/core.h"
 #include "support.h"
 
@@ -25,7 +25,7 @@ void kernel() {
 
 bool has(const char* text) { return std::strstr(rec_sdk_emulator_counters(), text) != nullptr; }
 
-// The rates of the documentation, in whole cycles of each instruction.
+// The cycles of an instruction follow from the documented rates, rounded up.
 void test_cycles() {
   passes([](TPipe& pipe) {
     TBuf<> buffer;
@@ -54,7 +54,7 @@ void test_cycles() {
     CHECK(cycles([&] { Duplicate(y.ReinterpretCast<uint32_t>(), 0u, 64); }) == 1);
     CHECK(cycles([&] { Gather(x, x[512], y.ReinterpretCast<uint32_t>(), 0, 11); }) == 3);
     CHECK(cycles([&] { Add(y, x, x, 0); }) == 0);
-    // Eight blocks of one bank group in turn, of two groups by fours, of eight at once.
+    // The time of a strided instruction depends on how many bank groups its blocks are in.
     const auto strided = [&](uint8_t pitch) {
       return cycles([&] {
         masked(56, [&] { Add<float, false>(y, y, x, MASK_PLACEHOLDER, 1, {1, 1, pitch, 8, 8, 8}); });

@@ -1,5 +1,5 @@
-// The time at which a core's engines run: at once, when waited for, or at random. Only the arrival of bytes
-// is visible from outside.
+// Tests of the time at which a core's engines run an instruction: at once, when it is waited for, or at
+// random. A kernel sees only when bytes are copied.
 #include <cmath>
 #include <cstdlib>
 
@@ -34,14 +34,15 @@ void test_when_copies_arrive() {
     if (engines() == "late") CHECK(!arrived(first) && !arrived(second));
     WaitFlag<HardEvent::MTE3_S>(EVENT_ID0);
     CHECK(arrived(first));
-    if (engines() == "late") CHECK(!arrived(second));  // only the copy that was waited for
+    if (engines() == "late") CHECK(!arrived(second));  // only the first copy was waited for
     PipeBarrier<PIPE_ALL>();
     CHECK(arrived(second));
   });
   CHECK(arrived(second));
 }
 
-// A computation uses the scalar value and the bytes at its issue, not later ones.
+// A computation uses the scalar value and the bytes from the time at which it was issued, also if it runs
+// later.
 void test_effects_keep_their_operands() {
   Global<float> out("out", 2 * kCount, Access::kWrite);
   passes({out.buffer()}, [&](Ub& ub) {
@@ -59,7 +60,7 @@ void test_effects_keep_their_operands() {
   CHECK(out.values[0] == 10.0f && out.values[kCount] == 40.0f);
 }
 
-// Behaviour of the hardware in a case that the check of SetFlag forbids for all timings.
+// Setting a flag twice, which the check in SetFlag forbids at any timing; the test bypasses this check.
 void test_two_sets_of_a_flag() {
   const int event = event_index(kScalar, kVector);
   const std::string error = run([&] {

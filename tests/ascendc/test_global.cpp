@@ -1,5 +1,5 @@
-// Global memory: bounds, permissions of buffers, order within a core and between cores, the data cache of the
-// scalar unit, and atomic copies.
+// Tests of global memory: bounds, buffers' permissions, order of accesses within a core and between cores,
+// the data cache of the scalar unit, and atomic copies.
 #include "support.h"
 
 namespace {
@@ -13,7 +13,7 @@ GlobalTensor<T> tensor_at(T* address, uint64_t count = 0) {
   return tensor;
 }
 
-// Returns each core's part of a tensor.
+// Returns the part of a tensor that starts at the core's elements.
 template <class T>
 GlobalTensor<T> part(const GlobalTensor<T>& tensor, int64_t elements, int64_t core = GetBlockIdx()) {
   return tensor[static_cast<uint64_t>(core * elements)];
@@ -86,7 +86,7 @@ void test_access() {
          copy_out(out.tensor(), tensor, 16);
          SetAtomicNone();
        });
-  // A read-only buffer inside a writable one is both.
+  // Bytes of a read-only buffer inside a writable buffer may be written.
   const Buffers nested = {{"rows", data.values.data(), 128, Access::kRead},
                           {"cache", data.values.data(), 256, Access::kReadWrite}};
   passes(nested, [&](Ub& ub) {
@@ -96,7 +96,7 @@ void test_access() {
   });
 }
 
-// Each core writes its half, which neither starts nor ends with a line.
+// Each core writes half of the output. The halves do not start or end at cache lines.
 void test_outputs_are_written() {
   constexpr uint32_t kHalf = 35003;
   std::vector<float> values(2 * kHalf + 2, 5.0f);
@@ -112,14 +112,14 @@ void test_outputs_are_written() {
         "'out', an output of 280024 bytes"},
        {buffers, 2}, [&](bool repaired) { write(GetBlockIdx(), 0, kHalf - (repaired ? 0 : 1)); });
   CHECK(values.front() == 5.0f && values.back() == 5.0f && values[1] == 1.0f);
-  // Writes of an earlier launch do not count.
+  // Writes in an earlier launch do not count as writes in this launch.
   twin({"nothing has written byte 0 of 'out'"}, {buffers, 2},
        [&](bool repaired) { write(GetBlockIdx(), repaired ? 0 : 1, kHalf); });
   twin({"nothing has written byte 140012 of 'out'"}, {buffers, 2}, [&](bool repaired) {
     if (GetBlockIdx() == 0 || repaired) write(GetBlockIdx(), 0, kHalf);
   });
   CHECK(values[kHalf + 1] == 1.0f);
-  // After a SyncAll, and a byte at a time.
+  // The cores take turns to write single bytes, with a SyncAll after each byte.
   std::vector<uint8_t> bytes(100);
   twin({"nothing has written byte 77 of 'bytes'"}, {{{"bytes", bytes.data(), 100, Access::kWrite}}, 2},
        [&](bool repaired) {
@@ -130,7 +130,7 @@ void test_outputs_are_written() {
            SyncAll();
          }
        });
-  // A failed launch reports its error, not the bytes that it did not write.
+  // A failed launch reports its own error, instead of the bytes that it has not written.
   check_error(run([&] { write(0, 0, kHalf + 1); }, buffers), {"has 140012"});
 }
 
@@ -162,7 +162,7 @@ void test_order_within_a_core() {
     if (repaired) PipeBarrier<PIPE_MTE3>();
     copy_out(data.tensor()[8], tensor, 16);
   });
-  // Rows of two tiles in one line: the second is still being copied while the first is written back.
+  // Two tiles share a cache line: the second is still being read while the first is written back.
   twin({"overwrites byte 12 of 'data'", "HardEvent::MTE2_MTE3"}, buffers, [&](bool repaired, Ub& ub) {
     const auto first = ub.Alloc<float, 16>(), second = ub.Alloc<float, 16>();
     const auto rows = data.tensor();
@@ -175,7 +175,7 @@ void test_order_within_a_core() {
     WaitFlag<HardEvent::MTE2_MTE3>(EVENT_ID1);
     copy_out(rows[repaired ? 3 : 4], second, 3);
   });
-  // Neighbours that do not overlap need no order.
+  // Adjacent copies that do not overlap need no order.
   passes(buffers, [&](Ub& ub) {
     const auto tensor = ones(ub);
     for (uint32_t i = 0; i < 16; ++i) copy_out(data.tensor()[i * 3], tensor, 3);
@@ -198,7 +198,7 @@ void test_order_between_cores() {
     PipeBarrier<PIPE_ALL>();
     copy_in(ub.Alloc<float, 64>(), data.tensor(), 4);
   });
-  // Three cores in one line: permissions are still checked byte by byte.
+  // Three cores share a cache line; accesses are nevertheless compared byte by byte.
   twin({"of 'data', which another core"}, {buffers, 3}, [&](bool repaired, Ub& ub) {
     const auto tensor = ub.Alloc<float, 64>();
     const auto mine = part(data.tensor(), 2);
@@ -251,7 +251,7 @@ void test_data_cache() {
   });
 }
 
-// The hardware cleans from the address to the end of its line, not the whole line.
+// The hardware cleans a line only from the address to the end of the line.
 void test_cleaning_a_part_of_a_line() {
   alignas(64) static int32_t values[16];
   const Buffers buffers = {{"values", values, sizeof(values), Access::kReadWrite}};

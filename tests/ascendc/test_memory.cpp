@@ -1,4 +1,4 @@
-// Local memory: reservations, the kernels that may use it, and the bytes that hold data.
+// Tests of local memory: its allocation, the tensors that kernels may use, and the bytes that hold data.
 #include "emulator/ascendc/soc.h"
 #include "support.h"
 
@@ -175,7 +175,7 @@ void test_unwritten_bytes() {
     x.SetValue(3, 1.0f);
     x.GetValue(2);
   });
-  // A tensor of a queue starts without data, whatever its memory held before.
+  // A newly allocated tensor of a queue holds no data, even if its memory held data before.
   twin({"V, Adds", "byte 0 holds no data"}, buffers, [&](bool repaired, TPipe& pipe) {
     TQue<TPosition::VECIN, 1> queue;
     TBuf<> sums;
@@ -193,7 +193,7 @@ void test_unwritten_bytes() {
   });
 }
 
-// A core's memory is not visible to the next core.
+// The local memory of a core holds no data of an earlier core.
 void test_cores_start_empty() {
   twin({"byte 0 holds no data"}, {{}, 2}, [](bool repaired, Ub& ub) {
     const auto x = ub.Alloc<float, 32>(), y = ub.Alloc<float, 32>();

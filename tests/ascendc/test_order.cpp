@@ -1,5 +1,5 @@
-// Accesses to local memory are ordered by flags, barriers and queues. Covers every pair of engines with a
-// hazard between them.
+// Tests that accesses to local memory need the order of a flag or barrier, for every pair of engines that can
+// have a hazard.
 #include "support.h"
 
 namespace {
@@ -18,7 +18,7 @@ constexpr int32_t kCount = 16;
 Global<float> input("in", 64, Access::kRead, 1.0f), output("out", 64, Access::kReadWrite);
 const std::vector<Buffer> kBuffers = {input.buffer(), output.buffer()};
 
-// Steps of a kernel: accesses to a part of local memory, and the synchronization between them.
+// Steps of a kernel: accesses to parts of local memory, and synchronization.
 void in(Memory& m) { copy_in(m.part(0), input.tensor(), kCount); }
 void out(Memory& m) { copy_out(output.tensor(), m.part(0), kCount); }
 void fill(Memory& m) { Duplicate(m.part(0), 1.0f, kCount); }
@@ -42,14 +42,14 @@ using Event = HardEvent;
 constexpr auto kSignal = flag<Event::S_MTE2>;
 
 const Steps<Memory> kHazards[] = {
-    // a copy in, and the vector unit
+    // a copy in and the vector unit
     {{in},
      {flag<Event::MTE2_V>},
      {add},
      {"kernel 'kernel', core 0 of 1, V, Adds", "DataCopyPad (MTE2", "HardEvent::MTE2_V"}},
     {{fill, barrier<PIPE_V>, add}, {flag<Event::V_MTE2>}, {in}, {"MTE2, DataCopyPad", "HardEvent::V_MTE2"}},
     {{fill}, {flag<Event::V_MTE2>}, {in}, {"writes local memory", "Duplicate (V"}},
-    // a copy out, and the vector unit
+    // a copy out and the vector unit
     {{fill}, {flag<Event::V_MTE3>}, {out}, {"MTE3, DataCopyPad", "Duplicate (V", "HardEvent::V_MTE3"}},
     {{fill, flag<Event::V_MTE3>, out},
      {flag<Event::MTE3_V>},
@@ -61,14 +61,14 @@ const Steps<Memory> kHazards[] = {
      {flag<Event::MTE3_MTE2>},
      {in},
      {"overwrites local memory", "HardEvent::MTE3_MTE2"}},
-    // the scalar unit
+    // another engine and the scalar unit
     {{in}, {flag<Event::MTE2_S>}, {get}, {"S, LocalTensor::GetValue", "HardEvent::MTE2_S"}},
     {{fill}, {flag<Event::V_S>}, {get}, {"HardEvent::V_S"}},
     {{set}, {flag<Event::S_V>}, {add}, {"LocalTensor::SetValue (S", "HardEvent::S_V"}},
     {{set}, {flag<Event::S_MTE3>}, {out}, {"HardEvent::S_MTE3"}},
     {{in, flag<Event::MTE2_S>, get}, {flag<Event::S_MTE2>}, {in}, {"HardEvent::S_MTE2"}},
     {{fill, flag<Event::V_MTE3>, out}, {flag<Event::MTE3_S>}, {set}, {"HardEvent::MTE3_S"}},
-    // an engine, and itself
+    // two instructions of the same engine
     {{fill}, {barrier<PIPE_V>}, {add}, {"Duplicate (V", "PipeBarrier<PIPE_V>"}},
     {{fill, barrier<PIPE_V>, add},
      {barrier<PIPE_V>},
@@ -77,12 +77,13 @@ const Steps<Memory> kHazards[] = {
     {{fill}, {barrier<PIPE_ALL>}, {fill}, {"writes local memory", "PipeBarrier<PIPE_V>"}},
     {{fill, barrier<PIPE_MTE2>}, {barrier<PIPE_V>}, {add}, {"PipeBarrier<PIPE_V>"}},
     {{in}, {barrier<PIPE_MTE2>}, {in}, {"PipeBarrier<PIPE_MTE2>"}},
-    // An engine that waits for another one is also ordered after everything that the other has waited for;
-    // the
-    // scalar unit issues later instructions only after it waited.
+    // Without the step in the middle there is no chain of waits from the copy in to the copy out. An engine
+    // that
+    // waits for another engine is also ordered after everything that the other engine has waited for, and the
+    // scalar unit issues later instructions only after its wait.
     {{in}, {flag<Event::MTE2_V>}, {fill_next, flag<Event::V_MTE3>, out}, {"HardEvent::MTE2_MTE3"}},
     {{in}, {flag<Event::MTE2_S>}, {out}, {"HardEvent::MTE2_MTE3"}},
-    // A WaitFlag before a SetFlag in the source need not have run before it: engines may be late.
+    // A WaitFlag that precedes a SetFlag in the source may run after it, because engines may be late.
     {{kSignal},
      {flag<Event::MTE2_S>},
      {kSignal},
@@ -105,7 +106,7 @@ void test_copies_fill_whole_blocks() {
   });
 }
 
-// A flag covers the instructions issued to its engine before it was set, not later ones.
+// A flag covers only the instructions that were issued to its engine before the flag was set.
 void test_flag_too_early() {
   twin({"HardEvent::V_MTE3"}, kBuffers, [&](bool repaired, Memory& m) {
     fill(m);

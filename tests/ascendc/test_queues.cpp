@@ -1,4 +1,4 @@
-// Queues: their states, and the order that they enforce.
+// Tests of queues: the states of their tensors, and the order of engines that they enforce.
 #include "support.h"
 
 namespace {
@@ -115,7 +115,7 @@ void test_other_queues() {
   }
 }
 
-// A queue orders the two engines of its positions, and no others.
+// A queue orders only the two engines of its positions.
 void test_order() {
   Global<float> in("in", kCount, Access::kRead), out("out", kCount, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};
@@ -134,9 +134,10 @@ void test_order() {
     if (!freed_early) release<0>(q);
   };
   twin({"HardEvent::MTE2_V"}, buffers, [&](bool repaired, Queues& q) { add(q, repaired, false); });
-  // FreeTensor before the last use: the next copy in may overwrite the tensor.
+  // FreeTensor must not precede the last use, because then the next copy in may overwrite the tensor.
   twin({"V, Adds", "was freed"}, buffers, [&](bool repaired, Queues& q) { add(q, true, !repaired); });
-  // VECIN is for the vector unit: data that is copied in and out without it needs TQueBind.
+  // A queue at VECIN orders copies in and the vector unit. Data that is copied in and out again needs a
+  // TQueBind.
   twin({"MTE3, DataCopyPad", "HardEvent::MTE2_MTE3"}, buffers, [&](bool repaired, TPipe& pipe) {
     TQue<TPosition::VECIN, 1> incoming;
     TQueBind<TPosition::VECIN, TPosition::VECOUT, 1> through;
@@ -151,7 +152,7 @@ void test_order() {
   });
 }
 
-// Each tensor that is queued, or freed and not yet allocated again, holds one of 8 flags.
+// Each tensor that is queued, or was freed and is not allocated again, occupies one of 8 flags.
 void test_flags_run_out() {
   twin({"all 8 flags V_MTE2 are taken"}, [](bool repaired, TPipe& pipe) {
     TQue<TPosition::VECIN, 1> queue;

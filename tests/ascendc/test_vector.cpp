@@ -1,4 +1,5 @@
-// Every instruction of the vector unit compared with scalar code, at odd lengths and in place, and its rules.
+// Compares every instruction of the vector unit with scalar code, at odd lengths and in place, and tests its
+// rules.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -27,7 +28,7 @@ bool same(T a, T b) {
          (static_cast<float>(a) != static_cast<float>(a) && static_cast<float>(b) != static_cast<float>(b));
 }
 
-// The rounding error of a result that half cannot represent.
+// Returns the value with saturation of half: infinity becomes the largest finite number, and NaN becomes 0.
 template <class T>
 T saturated(T value) {
   if constexpr (kOneOf<T, half>) {
@@ -46,18 +47,18 @@ LocalTensor<T> local(Ub& ub, const std::vector<T>& values) {
   return tensor;
 }
 
-// Integers are computed as integers, other types as float.
+// The type in which expected results are computed: float for 16-bit floats, otherwise T.
 template <class T>
 using Wide = std::conditional_t<std::is_integral_v<T>, T, float>;
 
-// An instruction, and its effect on an element.
+// An instruction, and its expected result for one element.
 template <class T>
 struct Operation {
   using Tensor = const LocalTensor<T>&;
   void (*call)(Tensor z, Tensor x, Tensor y, int32_t count);
   Wide<T> (*expected)(Wide<T> a, Wide<T> b);
 
-  // To a third tensor, and in place.
+  // Checks the instruction with a third tensor as its result, and in place.
   void check() const {
     for (const int32_t count : kCounts) {
       const auto a = numbers<T>(count, 1), b = numbers<T>(count, 2);
@@ -108,7 +109,7 @@ void test_functions() {
   for (const Operation<T>& operation : operations) operation.check();
 }
 
-// Rsqrt and Reciprocal are approximate, and not exact enough for a kernel to rely on.
+// Rsqrt and Reciprocal are approximations, which are too coarse for a kernel to rely on.
 template <class T>
 void test_coarse_functions(float bound) {
   passes([&](Ub& ub) {
@@ -192,7 +193,7 @@ void test_duplicate(T value) {
   });
 }
 
-// Within 256 bytes the additions form a tree.
+// Sums values in the tree order in which the hardware adds up to 256 bytes.
 template <class T>
 T tree(const std::vector<T>& values, size_t begin, size_t count) {
   if (count == 1) return values[begin];
@@ -273,7 +274,7 @@ void test_overlap() {
   });
 }
 
-// One mask for many instructions.
+// A mask that several instructions share.
 void test_mask() {
   for (const int32_t count : kCounts) {
     const auto a = numbers<float>(count, 1), b = numbers<float>(count, 2);
@@ -325,7 +326,7 @@ void test_mask() {
   });
 }
 
-// Blocks of 8 floats at strides: a column of blocks of a matrix, added to values side by side.
+// Strided blocks of 8 floats: adds a matrix's column of blocks to contiguous values.
 void test_strides() {
   constexpr int32_t kPitch = 24, kRows = 11, kColumn = 8, kCount = 8 * kRows - 3;
   const auto matrix = numbers<float>(kPitch * kRows, 3), sums = numbers<float>(8 * kRows, 4);
@@ -342,7 +343,7 @@ void test_strides() {
       const float more = matrix[static_cast<size_t>(i / 8 * kPitch + kColumn + i % 8)];
       CHECK(x.GetValue(i) == (i < kCount ? sums[i] + more : sums[i]));
     }
-    // To a column, and from values side by side.
+    // The result is a column of blocks, and the operands are contiguous.
     const BinaryRepeatParams to_column(kPitch / 8, 1, 1, kPitch, 8, 8);
     add(y, x, x, to_column);
     for (int32_t i = 0; i < kPitch * kRows; ++i) {
@@ -361,7 +362,7 @@ void test_strides() {
   });
 }
 
-// The documentation of A2 and A3 does not mention subnormal numbers: they are kept.
+// A subnormal quotient is kept, because the documentation of A2 and A3 does not mention subnormal numbers.
 void test_subnormal_quotient() {
   passes([](Ub& ub) {
     const auto x = ub.Alloc<float, 8>(), y = ub.Alloc<float, 8>();

@@ -1,4 +1,5 @@
-// Kernels that must not compile, one for each REC_SDK_CASE; case 0 has their repaired forms.
+// Kernels that must not compile, one for each value of REC_SDK_CASE. Case 0 has their repaired forms and must
+// compile.
 #include "kernel_operator.h"
 
 using namespace AscendC;

@@ -84,7 +84,7 @@ def swap(
 
 
 def _check_victim_indices(check: Checker, victim_indices: torch.Tensor, victims: int) -> None:
-    """Checks that `victim_indices` numbers the victims 0, 1, ... in the order of `slots`, and is -1 without one."""
+    """Checks that `victim_indices` numbers the victims 0, 1, ... in the order of `slots`, with -1 for other slots."""
     leaves = (victim_indices >= 0).long()
     expected = leaves.cumsum(0) - leaves
     check.require_none(
