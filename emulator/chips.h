@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-// The generation that the kernels are compiled for; see REC_SDK_ASCENDC_ARCH in CMakeLists.txt.
+// The generation of chips that the kernels are compiled for; see REC_SDK_ASCENDC_ARCH in CMakeLists.txt.
 #ifndef REC_SDK_ASCENDC_ARCH
 #define REC_SDK_ASCENDC_ARCH 2201
 #endif
@@ -13,12 +13,13 @@ namespace rec_sdk::emulator {
 struct Soc {
   const char* name;
   int arch;               // the number in CMAKE_ASC_ARCHITECTURES: dav-<arch>
-  int64_t vector_cores;   // the maximum number of blocks that can wait for each other
-  int64_t ub_bytes;       // unified buffer of a core, as reported by the platform
-  int64_t ub_free_bytes;  // the part of it that a kernel can use
+  int64_t vector_cores;   // maximum number of blocks that can wait for each other
+  int64_t ub_bytes;       // bytes of a core's unified buffer, as the platform reports them
+  int64_t ub_free_bytes;  // bytes of the unified buffer that a kernel can use
 };
 
-// The system reserves 256 bytes, and 8 KB more unless a kernel is compiled without that reserve.
+// Of the unified buffer, the system reserves 256 bytes, and 8 KB more unless a kernel is compiled without
+// that reserve.
 constexpr int64_t kUb2201 = 192 * 1024, kFree2201 = kUb2201 - 256 - 8 * 1024;
 constexpr int64_t kUb3510 = 248 * 1024;
 

@@ -1,24 +1,22 @@
-// The environment variables of the emulated NPU, except the two that CANN has too (HCCL_CONNECT_TIMEOUT and
-// HCCL_EXEC_TIMEOUT, in hccl/hccl.cpp). They are read once, when the emulator is first used. An invalid value
-// ends the process with a message, because a test run with wrong settings would be misleading.
+// The environment variables of the emulated NPU, except HCCL_CONNECT_TIMEOUT and HCCL_EXEC_TIMEOUT of CANN,
+// which hccl/hccl.cpp reads. They are read once, when the emulator is first used. An invalid value ends the
+// process with a message, because a test run with wrong settings would be misleading.
 //
-// REC_SDK_EMULATED_DEVICES   2            number of devices, 1 to 64
-// REC_SDK_EMULATED_MEMORY    16G          memory of each device, in bytes or with K, M or G (powers of 1024);
-//                                         host memory is used only where it is accessed
-// REC_SDK_EMULATED_SOC       Ascend910B1  the chip whose rules and sizes are enforced; one of chips.h that
-// the
-//                                         kernels are compiled for
-// REC_SDK_EMULATED_SOC_NAME  Ascend950PR_9589  the chip name reported to torch_npu; with an Ascend910B name
-// it
-//                                         uses the graph engine, and float64 becomes float32
-// REC_SDK_EMULATED_SEED      0            seed of the order in which the cores of a kernel run
-// REC_SDK_EMULATED_STREAMS   eager        when streams run: immediately; "late": only when the host needs
-// their
-//                                         results; "random:SEED": some at each call (acl/scheduler.h)
-// REC_SDK_EMULATED_ENGINES   eager        when the engines of a core execute instructions: immediately;
-// "late":
-//                                         only when something must wait for them; "random:SEED"
-// REC_SDK_EMULATED_TRACE     0            1: prints every call of the runtime to stderr
+// variable (REC_SDK_EMULATED_...), default, meaning:
+//
+// DEVICES   2                 number of devices, 1 to 64
+// MEMORY    16G               memory of each device, in bytes or with K, M or G (powers of 1024); host memory
+//                             is used only for pages that are accessed
+// SOC       Ascend910B1       the chip whose rules and sizes are enforced: one of the chips in chips.h that
+//                             the kernels are compiled for
+// SOC_NAME  Ascend950PR_9589  the chip name that torch_npu gets; with an Ascend910B name, torch_npu uses the
+//                             graph engine and converts float64 to float32
+// SEED      0                 seed of the order in which the cores of a kernel run
+// STREAMS   eager             when streams run: immediately ("eager"), only when the host needs their results
+//                             ("late"), or some at each call ("random:SEED"); see acl/scheduler.h
+// ENGINES   eager             when the engines of a core execute instructions: immediately ("eager"), only
+//                             when something must wait for them ("late"), or at random ("random:SEED")
+// TRACE     0                 1 prints every call of the runtime to stderr
 #pragma once
 
 #include <algorithm>
@@ -38,7 +36,7 @@ enum class StreamOrder { kEager, kLate, kRandom };
 
 struct Streaming {
   StreamOrder order;
-  uint64_t seed;  // of the random order
+  uint64_t seed;  // seed of the order "random"
 };
 
 struct Settings {
@@ -57,7 +55,8 @@ struct Settings {
   std::abort();
 }
 
-// Reads an integer setting in [least, most]; `suffixes` allows K, M and G after the number.
+// Reads an integer setting from `least` to `most`; `unset` is its default. `suffixes` allows K, M and G after
+// the number.
 inline uint64_t number_setting(const char* name, uint64_t unset, uint64_t least, uint64_t most,
                                const char* allowed, bool suffixes = false) {
   const char* value = std::getenv(name);
@@ -101,7 +100,7 @@ inline Streaming streams_setting(const char* name) {
   return {StreamOrder::kRandom, seed};
 }
 
-// Reads a chip that the kernels are compiled for; the default is the first one.
+// Reads the name of a chip that the kernels are compiled for; the default is the first such chip in chips.h.
 inline const Soc* soc_setting(const char* name) {
   const std::string value = name_setting(name, "");
   const Soc* first = nullptr;
@@ -123,7 +122,7 @@ inline const Soc* soc_setting(const char* name) {
 }
 
 inline const Settings& settings() {
-  // Never destroyed, because streams still run while the process ends.
+  // This object is never destroyed, because streams still run while the process ends.
   static const Settings& read = *new Settings{
       static_cast<int>(number_setting("REC_SDK_EMULATED_DEVICES", 2, 1, kMaxDevices,  //
                                       "a number of devices, 1 to 64")),

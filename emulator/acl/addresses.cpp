@@ -15,7 +15,7 @@ struct Slot {
 };
 
 constexpr int kSlots = 1024;
-Slot slots[kSlots];  // initialized at compile time and never destroyed, so usable at any time
+Slot slots[kSlots];  // usable at any time: initialized at compile time, never destroyed
 std::atomic<int> used_slots{0};
 std::mutex& slots_mutex = *new std::mutex;
 

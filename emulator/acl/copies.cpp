@@ -1,4 +1,4 @@
-// Copies and fills of host and device memory, synchronous or on a stream.
+// Copies and fills of host and device memory, either synchronous or on a stream.
 #include <acl/acl.h>
 
 #include <cstring>
@@ -22,7 +22,7 @@ struct Kind {
   Place source, destination;
 };
 
-// Indexed by aclrtMemcpyKind.
+// The kinds of copies, indexed by aclrtMemcpyKind.
 constexpr Kind kKinds[] = {
     {"ACL_MEMCPY_HOST_TO_HOST", Place::kHost, Place::kHost},
     {"ACL_MEMCPY_HOST_TO_DEVICE", Place::kHost, Place::kDevice},
@@ -34,13 +34,14 @@ constexpr Kind kKinds[] = {
     {"ACL_MEMCPY_INTER_DEVICE_TO_DEVICE", Place::kDevice, Place::kDevice},
 };
 
-// One end of a copy: the address that the caller passed, and the host address of its memory.
+// The source or the destination of a copy: the address that the caller passed, and the host address of its
+// contents.
 struct End {
   const char* role;
   void* address;
   uint64_t bytes;
   char* usable = nullptr;
-  int device = -1;  // -1: host memory
+  int device = -1;  // -1 for host memory
   bool pinned = false;
 
   std::string describe() const {
@@ -48,7 +49,8 @@ struct End {
   }
 };
 
-// Determines the memory of the end; returns an empty string, or an error message.
+// Determines the memory to which the address of `end` belongs. Returns an error message, or an empty string
+// if there is no error.
 std::string resolve(End* end, Place place, const char* kind) {
   if (is_device_address(end->address)) {
     if (place == Place::kHost) {
@@ -90,7 +92,8 @@ struct Copy {
     return problem;
   }
 
-  // Pageable memory may be freed before the stream executes the copy, so the caller waits for such a copy.
+  // Returns whether the caller must wait for the copy, because its host memory is pageable and may be freed
+  // before the stream executes the copy.
   bool needs_pinning() const {
     return (source.device < 0 && !source.pinned) || (destination.device < 0 && !destination.pinned);
   }
@@ -118,8 +121,8 @@ aclError prepare(const char* call, Copy* copy, void* destination, size_t room, c
   return ACL_SUCCESS;
 }
 
-// Enqueues the copy. If memory was freed when the stream executes it, which is an error of the caller, the
-// device goes into error.
+// Executes a copy when the stream reaches it. If the caller has freed the memory by then, which is an error,
+// the exception puts the device into error.
 void run_later(Copy copy) {
   const bool was_pinned[2] = {copy.destination.pinned, copy.source.pinned};
   std::string problem = copy.resolve_both();
@@ -147,7 +150,7 @@ aclError fill(const char* call, End* end, void* address, size_t room, size_t byt
 
 using namespace rec_sdk::emulator;
 
-// Copies immediately, without waiting for any stream.
+// Copies immediately. Does not wait for any stream.
 aclError aclrtMemcpy(void* destination, size_t room, const void* source, size_t bytes, aclrtMemcpyKind kind) {
   int device;
   if (const aclError error = use_current_device(&device)) {

@@ -18,7 +18,7 @@ struct Context {
   int device;
 };
 
-// One context per device, which exists as long as the process.
+// The contexts of the devices: one per device, for the lifetime of the process.
 struct Contexts {
   Context of[kMaxDevices];
   std::atomic<bool> active[kMaxDevices] = {};
@@ -84,8 +84,8 @@ aclError aclrtGetDevice(int32_t* device) {
   return ACL_SUCCESS;
 }
 
-// Waits for all streams and clears the device's error. Memory stays allocated, because frameworks free it
-// later.
+// Waits for all streams and clears the error of the device. Memory stays allocated, because frameworks free
+// it after the reset.
 aclError aclrtResetDevice(int32_t device) {
   if (const aclError error = check_device_id("aclrtResetDevice", device)) {
     return error;

@@ -26,14 +26,14 @@ struct DeviceError {
   std::string message;
 };
 
-// Never destroyed, because streams still run while the process ends.
+// This object is never destroyed, because streams still run while the process ends.
 std::mutex& error_mutex = *new std::mutex;
 DeviceError* const device_errors = new DeviceError[kMaxDevices];
 
 struct ThreadError {
   aclError last = ACL_SUCCESS;
   std::string message;
-  std::string handed_out;  // the string that aclGetRecentErrMsg() returned; valid until its next call
+  std::string handed_out;  // the string that aclGetRecentErrMsg() returned, valid until the next call
 };
 thread_local ThreadError thread_error;
 

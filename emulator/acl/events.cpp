@@ -1,4 +1,4 @@
-// Events: points in a stream that other streams and threads wait for.
+// Events: recorded points in streams, which other streams and threads can wait for.
 #include <acl/acl.h>
 
 #include <chrono>
@@ -13,15 +13,15 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// A recorded point in a stream, and the time when it was reached. A wait for an event waits for its present
-// point, even if the event is recorded again in the meantime.
+// An event: its latest recorded point in a stream, and the time when a point was reached. A wait for an event
+// is a wait for the point at the time of the call, even if the event is recorded again later.
 class Event {
  public:
   explicit Event(bool timed) : timed(timed) {}
 
   const bool timed;
 
-  // Records the event; put(number) puts the record on a stream and returns its point.
+  // Records the event. put(number, &point) puts record `number` on a stream and stores its point.
   template <class Put>
   aclError record(int device, Put put) {
     const std::lock_guard<std::mutex> lock(record_mutex_);
@@ -36,7 +36,7 @@ class Event {
     return ACL_SUCCESS;
   }
 
-  // Called when the stream reaches the record.
+  // Stores the time at which the stream reached record `number`.
   void reach(uint64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (number > timed_record_) {
@@ -51,7 +51,8 @@ class Event {
     return point_;
   }
 
-  // Gets the time when the latest record was reached; returns false if it was not reached, or there is none.
+  // Stores the time at which the latest record was reached. Returns false if the event was never recorded or
+  // the record is not reached yet.
   bool time(Clock::time_point* time) {
     const std::lock_guard<std::mutex> lock(mutex_);
     *time = time_;
@@ -69,7 +70,7 @@ class Event {
   }
 
  private:
-  std::mutex record_mutex_;  // keeps records in order; may be held for long
+  std::mutex record_mutex_;  // keeps records in order; may be held for a long time
   std::mutex mutex_;
   Point point_;
   uint64_t records_ = 0, timed_record_ = 0;
@@ -79,7 +80,7 @@ class Event {
 
 using EventPointer = std::shared_ptr<Event>;
 
-// Never destroyed, because streams still run while the process ends.
+// This object is never destroyed, because streams still run while the process ends.
 std::mutex& events_mutex = *new std::mutex;
 std::unordered_map<void*, EventPointer>& events = *new std::unordered_map<void*, EventPointer>;
 
@@ -93,7 +94,7 @@ aclError find_event(const char* call, aclrtEvent handle, EventPointer* event) {
   return ACL_SUCCESS;
 }
 
-// Returns whether the latest record is reached.
+// Returns whether the latest record of the event is reached.
 bool query(Event& event) {
   on_call();
   const Point point = event.point();
@@ -154,7 +155,7 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
   });
 }
 
-// Does nothing: waits refer to single records, so there is no state to reset.
+// Only checks the handle: every wait refers to one record, so there is no state to reset.
 aclError aclrtResetEvent(aclrtEvent handle, aclrtStream) {
   EventPointer event;
   return find_event("aclrtResetEvent", handle, &event);

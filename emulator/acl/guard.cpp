@@ -12,13 +12,13 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// Other handlers, such as Python's faulthandler, may be installed over this one, and this one over theirs
-// again; so the previous handlers form a stack.
+// The previous handlers form a stack: another handler, such as Python's faulthandler, may be installed over
+// this one, and then this one is installed over the other again.
 constexpr int kMostInstalls = 8;
 struct sigaction previous[kMostInstalls];
 std::atomic<int> installs{0};
 
-// A line of text, built only with functions that a signal handler may call.
+// A line of text. It uses only functions that a signal handler may call.
 class Line {
  public:
   Line& add(const char* part) {
@@ -60,11 +60,11 @@ void explain(int signal, siginfo_t* info, void*) {
         .add("; copy it to the host first\n")
         .print();
   }
-  // Restores the previous handler, which gets the fault: the instruction faults again when this handler
-  // returns.
+  // Restores the previous handler. It gets the fault too, because the instruction faults again when this
+  // handler returns.
   sigaction(signal, &previous[--installs], nullptr);
   if (info->si_code <= 0) {
-    raise(signal);  // the signal was sent by a process and does not repeat by itself
+    raise(signal);  // a signal that a process sent does not occur again by itself
   }
 }
 

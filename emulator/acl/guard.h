@@ -1,9 +1,10 @@
-// Prints an explanation when host code accesses device memory, before the fault is handled as usual.
+// A handler of segmentation faults: if host code has accessed device memory, it prints an explanation before
+// the fault is handled as usual.
 #pragma once
 
 namespace rec_sdk::emulator {
 
-// Must be called repeatedly, because other code may replace the handler.
+// Installs the handler. Must be called repeatedly, because other code may install its own handler later.
 void install_guard();
 
 }  // namespace rec_sdk::emulator

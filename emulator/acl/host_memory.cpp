@@ -16,10 +16,10 @@ namespace {
 
 struct Pinned {
   uint64_t bytes;
-  bool ours;  // allocated by aclrtMallocHost(); otherwise registered
+  bool ours;  // whether aclrtMallocHost() allocated it; otherwise it was registered
 };
 
-// Never destroyed, because frameworks free memory while the process ends.
+// This object is never destroyed, because frameworks free memory while the process ends.
 std::shared_mutex& pinned_mutex = *new std::shared_mutex;
 std::map<uintptr_t, Pinned>& pinned = *new std::map<uintptr_t, Pinned>;
 

@@ -17,7 +17,7 @@ namespace {
 std::mutex& initialize_mutex = *new std::mutex;
 bool initialized = false;
 
-// Returns the folder of this library, with a trailing slash.
+// Returns the folder of this library, with a slash at the end.
 std::string own_folder() {
   Dl_info info;
   if (dladdr(reinterpret_cast<void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr) {
@@ -27,8 +27,8 @@ std::string own_folder() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
-// Installs the CPU fallback for operators that are not emulated. Only torch_npu needs it, so it is installed
-// only if torch_npu is loaded.
+// Installs the CPU fallback for operators. Only torch_npu needs it, so it is installed only if torch_npu is
+// loaded.
 void install_fallback() {
   void* torch_npu = dlopen("libtorch_npu.so", RTLD_LAZY | RTLD_NOLOAD);
   if (torch_npu == nullptr) {
@@ -43,7 +43,7 @@ void install_fallback() {
     return;
   }
   trace("operators that are not emulated run on the CPU: %s", path.c_str());
-  reinterpret_cast<int (*)()>(found)();  // prints its own errors
+  reinterpret_cast<int (*)()>(found)();  // the function prints its errors itself
 }
 
 }  // namespace

@@ -13,19 +13,20 @@ namespace {
 
 using Pieces = std::map<uintptr_t, LiveMemory>;
 
-// Never destroyed, because streams still run while the process ends.
+// This object is never destroyed, because streams still run while the process ends.
 std::shared_mutex& live_mutex = *new std::shared_mutex;
 Pieces& live = *new Pieces;
 
 uintptr_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
 
-// Returns the last piece that begins at or before the address.
+// Returns the last piece of memory that begins at or before the address.
 Pieces::const_iterator piece_before(uintptr_t address) {
   auto piece = live.upper_bound(address);
   return piece == live.begin() ? live.end() : std::prev(piece);
 }
 
-// Returns the end of the memory that starts with this piece.
+// Returns the end of the memory that begins with this piece, which may consist of several adjacent mapped
+// pieces.
 uintptr_t end_of(Pieces::const_iterator piece) {
   uintptr_t end = piece->first + piece->second.bytes;
   if (!piece->second.mapped) {
@@ -70,7 +71,7 @@ char* accessible(const void* address, uint64_t bytes, int* device) {
   if (piece == live.end()) {
     return nullptr;
   }
-  // Most accesses are inside one piece; otherwise adjacent mapped pieces are checked.
+  // Most accesses are inside one piece. For the others, the adjacent mapped pieces are included.
   uintptr_t end = piece->first + piece->second.bytes;
   if (begin <= end && bytes > end - begin) {
     end = end_of(piece);
@@ -81,7 +82,7 @@ char* accessible(const void* address, uint64_t bytes, int* device) {
   if (device != nullptr) {
     *device = piece->second.device;
   }
-  // Uses the range of the piece, because the address itself may be just behind the end of the range.
+  // The range of the piece is used, because the address itself may be just behind the end of its range.
   return reinterpret_cast<char*>(begin + range_of(reinterpret_cast<void*>(piece->first)).bytes);
 }
 

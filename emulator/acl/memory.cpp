@@ -21,7 +21,8 @@ using Lock = std::lock_guard<std::mutex>;
 
 class DeviceMemory {
  public:
-  // Returns the address, or null and a reason if there is not enough memory.
+  // Returns the address of the allocated memory; if there is not enough memory, returns null and stores a
+  // reason.
   char* allocate(int device, uint64_t bytes, std::string* reason) {
     const Lock lock(mutex_);
     if (begin_ == nullptr && !reserve(device)) {
@@ -41,8 +42,8 @@ class DeviceMemory {
     return begin_ + offset;
   }
 
-  // Frees memory and fills it with poison, so that reads that are too late, or before a write, become
-  // visible.
+  // Frees memory and fills it with poison. Reads after it is freed, or before its next user writes it, then
+  // give NaN or -1.
   void release(char* address, uint64_t bytes) {
     const Lock lock(mutex_);
     poison_again(address + distance_, RangeAllocator::aligned(bytes));
@@ -90,12 +91,12 @@ class DeviceMemory {
 
   std::mutex mutex_;
   char* begin_ = nullptr;
-  uint64_t distance_ = 0;  // from an address to its contents
+  uint64_t distance_ = 0;  // distance from an address to its contents
   std::unique_ptr<RangeAllocator> allocator_;
   uint64_t physical_ = 0;
 };
 
-// Never destroyed, because streams still run while the process ends.
+// This object is never destroyed, because streams still run while the process ends.
 DeviceMemory* const memories = new DeviceMemory[kMaxDevices];
 
 }  // namespace

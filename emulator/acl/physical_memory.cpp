@@ -28,12 +28,12 @@ struct Physical {
   int device;
 };
 
-// Never destroyed, because frameworks free memory while the process ends.
+// This object is never destroyed, because frameworks free memory while the process ends.
 std::mutex& physical_mutex = *new std::mutex;
 std::unordered_set<Physical*>& physicals = *new std::unordered_set<Physical*>;
 
-// Creates a memory file filled with poison, which can be mapped at any address; -1 if there is not enough
-// memory.
+// Creates a memory file that is filled with poison and can be mapped at any address; returns -1 if there is
+// not enough memory.
 int poisoned_file(size_t bytes) {
   const int file = memfd_create("rec_sdk_npu_memory", MFD_CLOEXEC);
   if (file < 0) {
@@ -78,8 +78,8 @@ aclError aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp*, aclrtMemGranula
 }
 
 aclError aclrtReserveMemAddress(void** address, size_t bytes, size_t, void*, uint64_t) {
-  // torch_npu calls this before it chooses a device; the physical memory that is mapped determines the
-  // device.
+  // torch_npu calls this before it chooses a device. The device is determined later, by the physical memory
+  // that is mapped.
   const int device = std::max(current_device(), 0);
   *address = reserve_addresses(bytes, device);
   if (*address == nullptr) {
@@ -178,7 +178,7 @@ aclError aclrtUnmapMem(void* address) {
   if (memory.device < 0) {
     return fail(ACL_ERROR_RT_PARAM_INVALID, text("aclrtUnmapMem: nothing is mapped at %p", address));
   }
-  // Maps inaccessible memory over the old mapping, so that the addresses stay reserved.
+  // Maps inaccessible memory in place of the old mapping, so that the addresses stay reserved.
   mmap(static_cast<char*>(address) + range_of(address).bytes, memory.bytes, PROT_NONE,
        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   trace("aclrtUnmapMem: device %d at %p", memory.device, address);

@@ -11,8 +11,9 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// A memory file of poison, which is mapped privately many times in a row. A longer file takes more memory; a
-// shorter one needs more mappings, of which a process may have only about 65,000.
+// A memory file filled with poison. It is mapped privately, many times in a row, to fill a large range. A
+// longer file takes more memory, and a shorter file needs more mappings, of which a process can have about
+// 65,000.
 struct PoisonFile {
   int file = -1;
   uint64_t bytes = 0;
@@ -59,7 +60,7 @@ void poison_again(char* begin, uint64_t bytes) {
     std::memset(begin, kPoison, bytes);
     return;
   }
-  // Dropped private pages of a file read as the file again.
+  // A private page of a file has the contents of the file again after it is dropped.
   madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
   std::memset(begin, kPoison, first - start);
   std::memset(reinterpret_cast<void*>(last), kPoison, start + bytes - last);

@@ -1,5 +1,5 @@
-// Memory that reads as 0xFF bytes, that is NaN or the index -1, until it is written. It takes host memory
-// only for written pages.
+// Poisoned memory: before it is written, all bytes are 0xFF, which is NaN or the index -1. Only written pages
+// take host memory.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,11 @@ namespace rec_sdk::emulator {
 
 constexpr int kPoison = 0xFF;
 
-// Maps poisoned memory at [begin, begin + bytes), whole pages, in place of the present mapping.
+// Maps poisoned memory at [begin, begin + bytes), in place of the present mapping. The range must consist of
+// whole pages.
 bool map_poisoned(char* begin, uint64_t bytes);
 
-// Poisons part of such memory again, and returns its pages to the system.
+// Poisons a part of poisoned memory again, and returns its pages to the system.
 void poison_again(char* begin, uint64_t bytes);
 
 }  // namespace rec_sdk::emulator

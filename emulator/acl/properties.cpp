@@ -42,7 +42,7 @@ aclError aclGetDeviceCapability(uint32_t device, aclDeviceInfo what, int64_t* va
 
 aclError aclsysGetVersionStr(char* package, char* version) {
   trace("aclsysGetVersionStr: %s", package);
-  std::strcpy(version, "8.5.0");  // torch_npu enables features by this version
+  std::strcpy(version, "8.5.0");  // torch_npu enables features according to this version
   return ACL_SUCCESS;
 }
 
@@ -58,7 +58,7 @@ void aclAppLog(aclLogLevel, const char* function, const char*, uint32_t, const c
   trace("%s: %s", function != nullptr ? function : "torch_npu", line);
 }
 
-// Settings of the hardware without effect in the emulator.
+// These settings of the hardware have no effect in the emulator.
 aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode) { return ACL_SUCCESS; }
 aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
 aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }

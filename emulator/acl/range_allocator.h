@@ -1,4 +1,4 @@
-// An allocator of parts of [0, capacity): best fit; adjacent free parts are merged.
+// A best-fit allocator of parts of [0, capacity). It merges adjacent free parts.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class RangeAllocator {
 
   explicit RangeAllocator(uint64_t capacity);
 
-  // Allocates `bytes` bytes, a multiple of kAlignment, and returns their offset; kNone if no free part is
+  // Allocates `bytes` bytes and returns their offset, a multiple of kAlignment; kNone if no free part is
   // large enough.
   uint64_t allocate(uint64_t bytes);
 
@@ -23,7 +23,7 @@ class RangeAllocator {
   bool release(uint64_t offset);
 
   uint64_t capacity() const { return capacity_; }
-  uint64_t used() const { return used_; }  // includes the padding for alignment
+  uint64_t used() const { return used_; }  // number of allocated bytes, including padding for alignment
   uint64_t largest_free() const;
 
   static uint64_t aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }

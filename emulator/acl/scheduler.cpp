@@ -14,18 +14,19 @@ namespace {
 
 constexpr uint64_t kDepth = 1024;
 constexpr auto kIdle = std::chrono::milliseconds(1000);
-// Milliseconds that a query waits for the task that it lets run; not longer, because the task may need work
-// that is not on a stream yet.
+// How many milliseconds a query waits, at most, for the task that it releases. The time is limited, because
+// the task may need work that is not on a stream yet.
 constexpr int kGlance = 100;
-constexpr uint64_t kMostAtOnce = 2;  // maximum number of tasks that run per call with random order
+constexpr uint64_t kMostAtOnce = 2;  // maximum number of tasks that a call runs with `random`
 
-// Random numbers for the order of tasks, and a count of calls that shows whether the program makes progress.
+// The random numbers for the order of tasks, and the number of calls so far, from which watch() sees whether
+// the program makes progress.
 class RandomOrder {
  public:
   std::atomic<uint64_t> calls{0};
   std::atomic<bool> watched{false};
 
-  // Returns a random number below `sides`.
+  // Returns a random integer from 0 to sides - 1.
   uint64_t roll(uint64_t sides) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return random_() % sides;
@@ -38,7 +39,7 @@ class RandomOrder {
 
 std::atomic<RandomOrder*> made{nullptr};
 
-// Never destroyed, because streams still run while the process ends.
+// This object is never destroyed, because streams still run while the process ends.
 RandomOrder& random_order() {
   if (made == nullptr) {
     auto* own = new RandomOrder;
@@ -50,14 +51,14 @@ RandomOrder& random_order() {
   return *made;
 }
 
-// The parent's threads do not exist in a forked child, and one of them may have held the lock, so the child
-// uses a new object. The parent's object is kept, so that leak checkers do not report it.
+// A forked child uses a new object, because a thread of the parent, which does not exist in the child, may
+// have held the lock. A pointer to the parent's object is kept, so that leak checkers do not report it.
 RandomOrder* parent_order = nullptr;
 [[maybe_unused]] const int registered_fork_handler =
     pthread_atfork(nullptr, nullptr, [] { parent_order = made.exchange(nullptr); });
 
-// Returns the point to run towards first: the point that the next task on the way to `point` waits for, or
-// `point` itself.
+// Returns the point towards which a task can run now: if the next task of `point`'s stream waits for another
+// point, that point's origin, otherwise `point` itself.
 Point origin(Point point) {
   for (;;) {
     Point before = point.stream->next().after;
@@ -68,7 +69,7 @@ Point origin(Point point) {
   }
 }
 
-// Runs one task on the way to the point.
+// Runs one task that the point depends on, and waits for it; returns false after the deadline.
 bool run_towards(const Point& point, Clock::time_point deadline) {
   const Point first = origin(point);
   return first.stream->run_next(first.position, true, deadline);
@@ -79,7 +80,7 @@ void glance_towards(const Point& point) {
   first.stream->run_next(first.position, false, deadline_in(kGlance));
 }
 
-// Runs some tasks that a device could run now.
+// Runs up to kMostAtOnce tasks, chosen at random from the tasks that a device could run now.
 void run_some() {
   for (uint64_t left = random_order().roll(kMostAtOnce + 1); left > 0; --left) {
     std::vector<Point> ready;
@@ -96,7 +97,7 @@ void run_some() {
   }
 }
 
-// Returns the point, among those not reached, whose stream runs next.
+// Returns which of the points, none of which is reached, to run towards next.
 const Point& choose(const std::vector<Point>& points) {
   if (settings().streams.order == StreamOrder::kRandom) {
     return points[random_order().roll(points.size())];
@@ -114,7 +115,7 @@ uint64_t tasks_done() {
   return done;
 }
 
-// Runs all queued work if nothing happened for a while.
+// Releases all queued work whenever there was neither a call nor progress for kIdle.
 void watch() {
   uint64_t last = UINT64_MAX;
   for (;;) {

@@ -82,7 +82,7 @@ void Stream::release() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (allowed_ < added_) {
     allowed_ = added_;
-    running_waits_ = true;  // some task may wait
+    running_waits_ = true;  // one of the released tasks may wait
     wake_.notify_one();
   }
 }
@@ -91,7 +91,8 @@ void Stream::start(const std::shared_ptr<Stream>& stream) {
   const std::lock_guard<std::mutex> lock(stream->mutex_);
   if (!stream->started_) {
     stream->started_ = true;
-    // The thread is detached and owns the stream, because a process may end, or fork, while streams exist.
+    // The thread is detached and shares ownership of the stream, because a process may end or fork while
+    // streams exist.
     std::thread([stream] { stream->work(); }).detach();
   }
 }

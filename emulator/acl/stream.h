@@ -1,4 +1,4 @@
-// A stream: work that its own thread executes in order.
+// A stream: a queue of work that the stream's thread executes in order.
 #pragma once
 
 #include <acl/acl.h>
@@ -29,7 +29,8 @@ inline Clock::time_point deadline_in(int milliseconds) {
 
 class Stream;
 
-// A position in a stream: its first `position` tasks. Without a stream it is always reached.
+// A point in a stream, which is reached when the first `position` tasks are done. A point without a stream is
+// always reached.
 struct Point {
   std::shared_ptr<Stream> stream;
   uint64_t position = 0;
@@ -37,7 +38,7 @@ struct Point {
   bool reached() const;
 };
 
-// A unit of work. It is dropped instead of executed if the device is in error.
+// A unit of work on a stream. If the device is in error, it is dropped instead of executed.
 class Task {
  public:
   using Run = const char* (*)(void* state);
@@ -45,7 +46,7 @@ class Task {
 
   Task(std::string name, Run run, Destroy destroy, void* state)
       : name(std::move(name)), run_(run), destroy_(destroy), state_(state) {}
-  // A task that only waits for a point.
+  // Creates a task that only waits for a point.
   Task(std::string name, Point point) : name(std::move(name)), after(std::move(point)) {}
   Task(Task&& other) noexcept
       : name(std::move(other.name)),
@@ -65,8 +66,8 @@ class Task {
   const char* run();
 
   std::string name;
-  Point after;          // point that must be reached first
-  bool always = false;  // runs even on a device in error, because another stream waits for it
+  Point after;          // point that must be reached before the task runs
+  bool always = false;  // runs even if the device is in error, because another stream may wait for it
   bool waits = false;   // may wait for something that is not on a stream: the host, or another process
 
  private:
@@ -83,30 +84,31 @@ Task make_task(std::string name, Work work) {
 
 class Stream {
  public:
-  // `free`: tasks run as soon as they can. Otherwise run_next() releases each task.
+  // `free`: whether tasks run as soon as they can. Otherwise a task runs only after run_next() or release()
+  // has released it.
   Stream(int device, bool free);
 
   const int device;
   const int id;
-  std::atomic<uint32_t> core_limits[2] = {};  // indexed by aclrtDevResLimitType; 0: no limit
+  std::atomic<uint32_t> core_limits[2] = {};  // indexed by aclrtDevResLimitType; 0 means no limit
 
-  // Adds a task and returns the position that is reached when it is done.
+  // Adds a task and returns its position, which is reached when the task is done.
   uint64_t add(Task task);
   uint64_t added();
   uint64_t finished() const { return finished_; }
   bool reached(uint64_t position) const { return finished_ >= position; }
 
-  // Waits for the position, with tasks that run by themselves; returns false after the deadline.
+  // Waits until the position is reached; returns false after the deadline. Does not release tasks.
   bool wait(uint64_t position, Clock::time_point deadline);
 
-  // Releases the next of the first `position` tasks and waits for it; returns false after the deadline.
-  // Unless `patient`, it does not wait for a task that itself waits.
+  // Releases the next task up to `position` and waits until it is done; returns false after the deadline.
+  // Unless `patient`, does not wait for a task that itself may wait for something.
   bool run_next(uint64_t position, bool patient, Clock::time_point deadline);
 
-  // The next task that is neither done nor released.
+  // Describes the next task that is neither done nor released.
   struct Next {
     bool exists = false;
-    Point after;          // the point that it waits for, unless it is reached
+    Point after;          // the point that the task waits for; no stream if that is reached
     uint64_t number = 0;  // sequence number among the tasks of all streams
   };
   Next next();
@@ -114,10 +116,11 @@ class Stream {
   // Releases all tasks.
   void release();
 
-  // Stops the stream: queued tasks are still executed, and no task can be added.
+  // Stops the stream: its thread executes the queued tasks and ends. No task may be added afterwards.
   static void stop(const std::shared_ptr<Stream>& stream);
 
-  // The thread starts with the first task, because frameworks create many streams and use few.
+  // Starts the stream's thread unless it runs already. This is done for the first task, because frameworks
+  // create many streams and use few of them.
   static void start(const std::shared_ptr<Stream>& stream);
 
  private:
@@ -131,7 +134,7 @@ class Stream {
 
   std::mutex mutex_;
   std::condition_variable wake_, progress_;
-  std::deque<Queued> tasks_;  // tasks that do not run yet
+  std::deque<Queued> tasks_;  // tasks that are not running yet
   uint64_t added_ = 0, allowed_ = 0;
   std::atomic<uint64_t> finished_{0};
   bool free_, running_waits_ = false, started_ = false, stopping_ = false;
@@ -139,14 +142,15 @@ class Stream {
 
 inline bool Point::reached() const { return stream == nullptr || stream->reached(position); }
 
-// Returns the stream of a handle; null is the default stream of the thread's device. Fails if the device is
-// in error.
+// Stores the stream of a handle in `stream`. A null handle means the default stream of the thread's device.
+// Fails if the device is in error.
 aclError find_stream(const char* call, aclrtStream handle, std::shared_ptr<Stream>* stream);
 
-// Puts the task on a stream; `point` receives the point at which it is done.
+// Puts the task on a stream, and stores the point at which the task is done in `point`.
 aclError submit(const char* call, aclrtStream handle, Task task, Point* point = nullptr);
 
-// Returns the ends of the streams of a device, or of all devices (-1), in the order of their creation.
+// Returns the end points of all streams of a device, or of all devices if `device` is -1, in the order in
+// which the streams were created.
 std::vector<Point> ends_of_streams(int device);
 
 }  // namespace rec_sdk::emulator

@@ -8,7 +8,7 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// Returns the number of cores of a type, or 0.
+// Returns the number of cores of a type; 0 for an unknown type.
 uint32_t cores_of(aclrtDevResLimitType type) {
   const auto vector_cores = static_cast<uint32_t>(settings().soc->vector_cores);
   return type == ACL_RT_DEV_RES_VECTOR_CORE ? vector_cores
@@ -59,6 +59,6 @@ aclError aclrtResetStreamResLimit(aclrtStream handle) {
   return ACL_SUCCESS;
 }
 
-// The limits would apply to aclnn operators, but emulated operators run on the host.
+// Does nothing: the limits would apply to aclnn operators, and emulated operators run on the host.
 aclError aclrtUseStreamResInCurrentThread(aclrtStream) { return ACL_SUCCESS; }
 aclError aclrtUnuseStreamResInCurrentThread(aclrtStream) { return ACL_SUCCESS; }

@@ -1,4 +1,4 @@
-// The existing streams, and ACL's functions for streams.
+// The existing streams, and the functions of ACL for streams.
 #include <acl/acl.h>
 #include <pthread.h>
 
@@ -28,10 +28,11 @@ struct Streams {
       nullptr;  // the parent's object after a fork; kept, so that leak checkers do not report it
 };
 
-// Never destroyed, because streams still run while the process ends.
+// This object is never destroyed, because streams still run while the process ends.
 Streams* streams = new Streams;
 
-// Threads do not survive a fork. The child drops its parent's streams, so that it never waits for one.
+// The threads of streams do not exist in a forked child. The child therefore drops the streams of its parent,
+// so that it never waits for one.
 [[maybe_unused]] const int registered_fork_handler = pthread_atfork(nullptr, nullptr, [] {
   auto* own = new Streams;
   own->of_parent = streams;
@@ -53,7 +54,7 @@ StreamPointer created_stream(void* handle) {
   return found == streams->created.end() ? nullptr : found->second;
 }
 
-// Returns the stream of a handle, also if its device is in error.
+// Stores the stream of a handle in `stream`, even if its device is in error.
 aclError any_stream(const char* call, aclrtStream handle, StreamPointer* stream) {
   start_alert_threads();
   if (handle != nullptr) {
@@ -128,7 +129,7 @@ __attribute__((visibility("default"))) void rec_sdk_emulator_launch(void* stream
     }
     return;
   }
-  // The caller cannot detect this failure, so the device goes into error.
+  // The caller cannot detect this failure, so the device is put into error.
   const std::string message = aclGetRecentErrMsg();
   if (current_device() >= 0) {
     fail_device(current_device(), error, message);
@@ -138,7 +139,7 @@ __attribute__((visibility("default"))) void rec_sdk_emulator_launch(void* stream
 }
 
 namespace {
-std::atomic<int64_t> launches_before_refusal{-1};  // -1: no launch is refused
+std::atomic<int64_t> launches_before_refusal{-1};  // -1 if no launch must be refused
 }  // namespace
 
 __attribute__((visibility("default"))) void rec_sdk_emulator_refuse_launch(int64_t others) {

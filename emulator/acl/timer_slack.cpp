@@ -7,8 +7,7 @@ namespace {
 
 constexpr unsigned long kCoarseSlack = 1'000'000;  // nanoseconds
 
-thread_local unsigned long before =
-    0;  // the thread's own slack, which those that it starts inherit; 0: it has it
+thread_local unsigned long before = 0;  // the thread's former slack while it is changed; otherwise 0
 
 }  // namespace
 

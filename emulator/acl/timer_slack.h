@@ -1,13 +1,13 @@
-// The precision with which threads wake from a sleep (timer slack).
+// Timer slack: how much later than requested the system may wake a sleeping thread.
 #pragma once
 
 namespace rec_sdk::emulator {
 
-// After start_drowsy_threads(), threads that the calling thread creates before its next call about work on a
-// stream sleep for at least a millisecond.
+// After start_drowsy_threads(), threads that the calling thread creates get a timer slack of a millisecond,
+// so their sleeps may take that much longer. start_alert_threads() ends this.
 //
-// torch_npu starts such a thread after it created a device's first stream; the thread checks every
-// microsecond whether there is something to release. Without this it would use a fifth of a core in every
+// The emulator uses this for a thread that torch_npu creates after a device's first stream. That thread
+// checks every microsecond whether it can release something, and would take a fifth of a core in every
 // process.
 void start_drowsy_threads();
 void start_alert_threads();

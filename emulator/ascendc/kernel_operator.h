@@ -1,5 +1,5 @@
-// The host implementation of the AscendC calls that this project's kernels use, under CANN's name, so that
-// the same source compiles with CANN's bisheng and here. engine/ contains the checks.
+// The implementation for the host of the AscendC calls that this project's kernels use. The header has the
+// name of CANN's header, so that bisheng and g++ compile the same source. engine/ contains the checks.
 #pragma once
 
 #include "emulator/ascendc/api/allocator.h"

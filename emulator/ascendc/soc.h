@@ -1,4 +1,4 @@
-// The chip whose limits are enforced for the kernels of this process.
+// The chip whose limits and rules are enforced for the kernels of this process.
 #pragma once
 
 #include "emulator/settings.h"

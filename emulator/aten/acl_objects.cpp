@@ -133,7 +133,7 @@ REC_SDK_EXPORT int aclDestroyFloatArray(const aclFloatArray* array) { return des
 REC_SDK_EXPORT int aclDestroyBoolArray(const aclBoolArray* array) { return destroy(array); }
 REC_SDK_EXPORT int aclDestroyAclOpExecutor(aclOpExecutor* executor) { return destroy(executor); }
 
-// A list owns its tensors.
+// Destroys the tensors of the list too, because a list owns its tensors.
 REC_SDK_EXPORT int aclDestroyTensorList(const aclTensorList* list) {
   for (const aclTensor* tensor : list->tensors) delete tensor;
   return destroy(list);

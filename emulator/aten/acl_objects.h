@@ -1,4 +1,5 @@
-// The objects behind the opaque handles of the aclnn interface: descriptions without memory of their own.
+// The objects behind the opaque handles of the aclnn interface. They describe tensors and scalars, but own no
+// device memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +42,7 @@ struct aclScalarList {
 };
 
 struct aclOpExecutor {
-  std::function<void()> work;  // executed on the stream
+  std::function<void()> work;  // the work that the stream executes
 };
 
 namespace rec_sdk::emulator {

@@ -4,8 +4,9 @@
 //   REC_SDK_ACLNN_4(Add, add)
 //
 // defines aclnnAddGetWorkspaceSize(const aclTensor*, const aclTensor*, const aclScalar*, const aclTensor*,
-// ...) and aclnnAdd. The first one only records its arguments, because the caller destroys their handles soon
-// after. The second one runs the function on the stream, on the memory of the device.
+// ...) and aclnnAdd. aclnnAddGetWorkspaceSize copies what its arguments describe, because the caller may
+// destroy their handles before the operator runs. aclnnAdd puts the function on the stream, where it runs on
+// device memory.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -19,8 +20,8 @@
 
 namespace rec_sdk::emulator {
 
-// For each parameter type of an operator's function: the type that aclnn passes, the value that is kept until
-// the operator runs, and the conversion to the parameter.
+// The conversion of arguments, for each parameter type of an operator's function: the type that aclnn passes,
+// the value that is kept until the operator runs, and the conversion of that value to the parameter.
 template <class T>
 struct Argument {  // for numbers and enums
   using Abi = T;

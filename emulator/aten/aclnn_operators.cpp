@@ -1,5 +1,5 @@
-// The aclnn operators that torch_npu calls without the dispatcher: copies, fills, and the padding, scaling
-// and merging that its collectives use. All other operators use the fallback (fallback.cpp).
+// The aclnn operators that torch_npu calls without ATen's dispatcher: copies, fills, and the padding, scaling
+// and merging that its collectives use. For all other operators there is the fallback (fallback.cpp).
 #include <ATen/ops/add.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -14,7 +14,7 @@ using at::Scalar;
 using at::Tensor;
 
 void copy(Tensor self, Tensor source) { self.copy_(source); }
-void cast(Tensor self, aclDataType, Tensor out) { out.copy_(self); }  // `out` has the requested type
+void cast(Tensor self, aclDataType, Tensor out) { out.copy_(self); }  // `out` already has the requested type
 void zero(Tensor self) { self.zero_(); }
 void one(Tensor self) { self.fill_(1); }
 void fill(Tensor self, Scalar value) { self.fill_(value); }

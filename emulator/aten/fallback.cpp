@@ -1,6 +1,5 @@
 // librec_sdk_fallback.so: replaces the aten kernels that torch_npu registers, which would call CANN's
-// operators, with the CPU's kernels. torch_npu's functions for memory and metadata are kept: allocation,
-// copies, views, storages.
+// operators, by CPU kernels. torch_npu's kernels for allocation, copies, views and storages are kept.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
@@ -19,7 +18,8 @@ using c10::DispatchKey;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-// Operators for which torch_npu's own kernels are kept; they work on the emulated runtime and libopapi.so.
+// The operators for which torch_npu's kernels are kept, because they work with the emulated runtime and
+// libopapi.so.
 const std::unordered_set<std::string> kKept = {
     "aten::_copy_from",
     "aten::_copy_from_and_resize",
@@ -46,7 +46,8 @@ const std::unordered_set<std::string> kKept = {
     "aten::zero_",
 };
 
-// Composite operators that choose a kernel by the device of their input, and have none for this device.
+// Composite operators that select a kernel by the device of their input and have none for NPUs. They run
+// entirely on the CPU.
 const std::unordered_set<std::string> kEntirelyOnHost = {
     "aten::convolution",
     "aten::convolution_backward",
@@ -71,7 +72,7 @@ class QuietWarnings : public c10::WarningHandler {
 class Installer {
  public:
   void install() {
-    // The dispatcher warns about every replaced kernel.
+    // Without this object, the dispatcher would warn about every replaced kernel.
     QuietWarnings quiet;
     const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
     for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -99,7 +100,7 @@ class Installer {
     }
   }
 
-  // Replaces torch_npu's autograd kernels, some of which call operators that only CANN has.
+  // Replaces torch_npu's autograd kernels, because some of them call operators that exist only in CANN.
   void replace_autograd(const OperatorHandle& op, const c10::OperatorName& name) {
     if (!op.hasKernelForDispatchKey(DispatchKey::AutogradPrivateUse1)) return;
     if (op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
@@ -123,13 +124,14 @@ class Installer {
 }  // namespace
 }  // namespace rec_sdk::emulator
 
-// Returns 0, or 1 after printing an error. Repeated calls do nothing.
+// Installs the fallback. Returns 0, or 1 after it has printed an error. Further calls do nothing.
 extern "C" __attribute__((visibility("default"))) int rec_sdk_install_fallback() {
   static std::once_flag once;
   static int failed = 0;
   std::call_once(once, [] {
     try {
-      // Never destroyed, because kernels may be called during exit, after static objects are destroyed.
+      // The installer is never destroyed, because kernels may be called during exit, after static objects are
+      // destroyed.
       (new rec_sdk::emulator::Installer)->install();
     } catch (const std::exception& e) {
       failed = 1;

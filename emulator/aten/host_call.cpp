@@ -23,7 +23,7 @@ using c10::IValue;
 using TensorList = c10::List<Tensor>;
 using OptionalTensorList = c10::List<std::optional<Tensor>>;
 
-// Arguments that operators read on the host, even if the other tensors are on a device.
+// The names of arguments that operators read on the host, even if their other tensors are on a device.
 constexpr const char* kHostArguments[] = {"indices",        "lengths",     "input_lengths",
                                           "target_lengths", "batch_sizes", "tensor_indices_or_sections"};
 
@@ -64,23 +64,24 @@ class HostCall {
   }
 
  private:
-  // An NPU tensor, and the host tensor that the kernel gets instead.
+  // An argument that is an NPU tensor, and the host tensor that the CPU kernel gets instead.
   struct Operand {
     Tensor device, host;
-    bool is_output;  // written completely, and resized by the operator
+    bool is_output;  // whether the operator writes all of it and may resize it
   };
 
   IValue& argument(size_t i) { return (*stack_)[first_ + i]; }
 
-  // Waits before the host accesses memory that work on the stream may still use. This includes newly
-  // allocated memory: another thread may have freed it after a kernel that has not run yet.
+  // Waits for the stream, because work on it may still use the memory that the host is about to access. This
+  // is also possible for newly allocated memory, if another thread freed it after it had queued a kernel that
+  // uses it.
   void wait_for_stream() {
     const c10::impl::VirtualGuardImpl device(device_.type());
     device.synchronizeStream(device.getStream(device_));
   }
 
-  // Checks overlaps here, because the kernel writes an output to other memory and cannot detect that it
-  // overlaps an input.
+  // Checks that an output does not overlap an input. The CPU kernel cannot detect this, because it writes the
+  // output to other memory.
   void check_overlap(const Operand& output) {
     if (!output.is_output) return;
     for (const Operand& other : operands_) {
@@ -88,7 +89,7 @@ class HostCall {
     }
   }
 
-  // Calls visit(tensor, argument) for every defined tensor among the arguments.
+  // Calls visit(tensor, argument) for every defined tensor in the arguments of the call.
   template <class Visit>
   void each_tensor(Visit visit) {
     for (size_t i = 0; i < schema_.arguments().size(); ++i) {
@@ -172,7 +173,8 @@ class HostCall {
     for (const Operand& known : operands_) {
       if (known.device.is_same(tensor)) return known.host;
     }
-    // A view of foreign memory cannot be resized; the former contents of an output are not needed.
+    // An output gets a new host tensor, because a view of device memory cannot be resized. Its former
+    // contents are not needed.
     const bool is_output = declared.is_out();
     Tensor host =
         is_output ? at::empty({0}, at::TensorOptions().dtype(tensor.scalar_type())) : view_of(tensor);

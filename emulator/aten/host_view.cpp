@@ -8,7 +8,8 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// Returns the number of elements from the first to the last that the strides reach; 0 for an empty tensor.
+// Returns the number of elements in memory from the first to the last element of a tensor with these strides;
+// 0 for an empty tensor.
 int64_t extent(at::IntArrayRef sizes, at::IntArrayRef strides) {
   int64_t elements = 1;
   for (size_t i = 0; i < sizes.size(); ++i) {

@@ -1,13 +1,12 @@
-// Device memory as a CPU tensor, for code that emulates work on the device.
+// Views of device memory as CPU tensors, for code that emulates work on the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace rec_sdk::emulator {
 
-// Returns a CPU tensor over the device memory at `device_address`, without a copy. Throws c10::Error if the
-// elements are not all inside one live allocation. The caller must ensure that all earlier work on the stream
-// has run.
+// Returns a CPU tensor that shares the device memory at `device_address`. Throws c10::Error if its elements
+// are not all inside one live allocation. All earlier work on the stream must have run.
 at::Tensor host_view(const void* device_address, at::IntArrayRef sizes, at::IntArrayRef strides,
                      at::ScalarType type);
 

@@ -9,11 +9,11 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// Device generators advance in steps of 4 random numbers.
+// The generator of a device advances in steps of 4 random numbers.
 constexpr uint64_t kStep = 4;
 
-// The last step of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014);
-// seeds that differ in one bit give unrelated sequences.
+// The finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+// With it, seeds that differ in one bit give unrelated sequences.
 uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
@@ -47,7 +47,7 @@ void with_host_generator(c10::Device device, const std::function<void()>& work) 
     saved = cpu.get_state();
     cpu.set_current_seed(seed);
   }
-  // The kernel locks the generator's mutex itself.
+  // The generator's mutex is not held during work(), because kernels lock it.
   struct Restore {
     at::Generator& generator;
     const at::Tensor& state;

@@ -7,7 +7,7 @@
 namespace rec_sdk::emulator::hccl {
 namespace {
 
-// Buffers for one message from every rank.
+// Receive buffers for one message from each rank.
 class Inbox {
  public:
   Inbox(uint32_t ranks, uint64_t bytes_each) : bytes_(bytes_each), storage_(ranks * bytes_each) {}
@@ -80,7 +80,7 @@ void all_gather(Communicator& comm, const Operation& operation, const char* in, 
   all_to_all(comm, operation, in, whole, out, parts);
 }
 
-// Every rank sums one slice, then all ranks gather the slices.
+// Each rank reduces one slice, and then all ranks gather the slices.
 void all_reduce(Communicator& comm, const Operation& operation, const char* in, char* out) {
   const uint64_t size = element_bytes(type_of(operation)), ranks = comm.ranks();
   Parts slices;

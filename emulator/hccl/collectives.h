@@ -1,4 +1,4 @@
-// The collective operations, on host memory. Each function must be called on every rank, in the same order.
+// The collective operations, on host memory. Every rank must call the functions in the same order.
 #pragma once
 
 #include <hccl/hccl_types.h>
@@ -10,16 +10,16 @@
 
 namespace rec_sdk::emulator::hccl {
 
-// The position of each rank's part in a buffer, in bytes.
+// The position and size of each rank's part of a buffer, in bytes.
 struct Parts {
   std::vector<uint64_t> offsets, bytes;
 
   static Parts even(uint32_t ranks, uint64_t bytes_each);
-  uint64_t extent() const;  // bytes from the start of the buffer to the end of the last part
+  uint64_t extent() const;  // number of bytes from the start of the buffer to the end of the last part
 };
 
-// `operation` contains the name and the values that all ranks must agree on. Sums are computed in the order
-// of ranks, so that they are the same on every rank and in every run.
+// In these functions, `operation` contains the name and the arguments that must be the same on all ranks.
+// Reductions are computed in the order of ranks, so results are the same on every rank and in every run.
 void all_reduce(Communicator& comm, const Operation& operation, const char* in, char* out);
 void reduce(Communicator& comm, const Operation& operation, const char* in, char* out);
 void reduce_scatter(Communicator& comm, const Operation& operation, const char* in, const Parts& parts,

@@ -18,7 +18,7 @@ constexpr int kYields = 200;  // number of yields before sleeping
 constexpr std::chrono::microseconds kNap{50};
 constexpr std::chrono::milliseconds kLookAround{50};
 
-// The label that precedes every message.
+// The label that precedes every message: the operation and size of its sender.
 struct Label {
   char name[24];
   uint64_t number, elements, bytes;
@@ -36,7 +36,8 @@ Label label_of(const Operation& operation, uint64_t bytes) {
   return label;
 }
 
-// Returns how two labels differ, as "theirs, mine"; empty if they agree.
+// Returns how two labels differ, first the other rank's value, then this rank's; an empty string if they are
+// equal.
 std::string difference(const Label& theirs, const Label& mine) {
   if (std::strcmp(theirs.name, mine.name) != 0 || theirs.number != mine.number) {
     const auto call = [](const Label& label) {
@@ -60,7 +61,7 @@ std::string difference(const Label& theirs, const Label& mine) {
 
 }  // namespace
 
-// A label and its bytes that are being written to a ring.
+// A message that is being written to a ring: a label and its bytes.
 struct Communicator::Sending {
   uint32_t to;
   const char* bytes;
@@ -96,7 +97,8 @@ struct Communicator::Receiving {
 
   bool done() const { return labelled == sizeof label && received == expected.bytes; }
 
-  // Throws the difference to the other end, if there is one.
+  // Reads available bytes and returns whether any were read. Throws if the label of the other rank differs
+  // from this rank's.
   bool advance(Ring& ring, uint64_t capacity) {
     uint64_t moved = 0;
     if (labelled < sizeof label) {
@@ -112,7 +114,7 @@ struct Communicator::Receiving {
   }
 };
 
-// Waits while no byte moves: yields, then sleeps, and checks for reasons to fail.
+// A wait while no byte can be moved. It first yields, then sleeps, and checks for reasons to fail.
 class Communicator::ProgressWait {
  public:
   ProgressWait(Communicator& communicator, const std::vector<Sending>& out, const std::vector<Receiving>& in)
@@ -141,7 +143,7 @@ class Communicator::ProgressWait {
     if (communicator_.aborted_) throw std::runtime_error("the communicator was destroyed or aborted");
     const std::string failure = communicator_.segment_.failure();
     if (!failure.empty()) throw std::runtime_error("gives up, since " + failure);
-    // The bytes that an ended rank had sent are received first; its end is an error only if none are left.
+    // Bytes that a rank sent before it ended are received first. Its end is an error only if none are left.
     if (ended_) throw std::runtime_error(communicator_.segment_.describe(*ended_) + " has ended");
     ended_ = first_ended();
     if (communicator_.wait_seconds_ == 0) return;
@@ -214,7 +216,7 @@ void Communicator::exchange_all(std::vector<Sending>& out, std::vector<Receiving
   for (bool all_done = false; !all_done;) {
     all_done = true;
     bool moved = false;
-    // Messages to one rank are sent one after the other.
+    // Messages to the same rank are sent one after another.
     std::fill(blocked.begin(), blocked.end(), false);
     for (Sending& message : out) {
       if (message.done() || blocked[message.to]) continue;

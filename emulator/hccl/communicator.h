@@ -1,4 +1,5 @@
-// One rank's end of a group of ranks: moves bytes between ranks, and reports errors instead of hanging.
+// The communicator of one rank in a group of ranks. It moves bytes between ranks, and reports errors instead
+// of hanging.
 #pragma once
 
 #include <atomic>
@@ -11,14 +12,15 @@
 
 namespace rec_sdk::emulator::hccl {
 
-// The present operation of a rank. Ranks that exchange bytes compare it: they must execute the same one.
+// The present operation of a rank. Ranks that exchange bytes compare their operations, which must be the
+// same.
 struct Operation {
   const char* name;       // "all_reduce"
   uint64_t number = 0;    // sequence number among this communicator's collectives; 0 for send and recv
-  uint64_t elements = 0;  // set if all ranks must agree on it
+  uint64_t elements = 0;  // set if it must be the same on all ranks
   int32_t type = 0;       // an HcclDataType
   int32_t reduction = -1;
-  int32_t root = -1;  // not compared: with different roots, ranks wait for messages that are never sent
+  int32_t root = -1;  // not compared; with different roots, ranks wait for messages that no rank sends
 };
 
 struct Outgoing {
@@ -47,15 +49,16 @@ class Communicator {
   uint32_t rank() const { return rank_; }
   const std::string& name() const { return name_; }
 
-  // Numbers the collectives in the order in which the program calls them.
+  // Returns the number of the next collective, in the order in which the program calls them.
   uint64_t next_number() { return ++calls_; }
 
-  // Makes a waiting exchange fail.
+  // Makes an exchange that is waiting fail.
   void abort() { aborted_ = true; }
 
-  // Sends to and receives from any ranks at the same time, including this one; messages between two ranks
-  // stay in order. Throws std::runtime_error, here and on the ranks that wait for this one, if the other end
-  // has another operation or size, if a rank has ended, or if a rank moves nothing until the timeout.
+  // Sends messages to any ranks and receives messages from any ranks at the same time; this rank may be among
+  // them. Messages between two ranks stay in order. Throws std::runtime_error if another rank has a different
+  // operation or size, has ended, or moves no bytes until the timeout. Ranks that wait for this rank then
+  // also throw.
   void exchange(const Operation& operation, std::vector<Outgoing> out, std::vector<Incoming> in);
 
  private:
@@ -68,9 +71,9 @@ class Communicator {
 
   const std::string name_;
   const uint32_t ranks_, rank_;
-  const int64_t wait_seconds_;  // 0: no limit
+  const int64_t wait_seconds_;  // 0 means no limit
   Segment segment_;
-  std::mutex busy_;  // one exchange at a time, also if streams share the communicator
+  std::mutex busy_;  // held during an exchange, because several streams may share the communicator
   std::atomic<uint64_t> calls_{0};
   std::atomic<bool> aborted_{false};
 };

@@ -1,4 +1,5 @@
-// The C interface of HCCL that torch_npu's ProcessGroupHCCL uses. All work runs on the caller's stream.
+// The part of HCCL's C interface that torch_npu's ProcessGroupHCCL uses. All work runs on the stream of the
+// caller.
 #pragma GCC visibility push(default)  // only the declarations of this header are exported
 #include <hccl/hccl.h>
 #pragma GCC visibility pop
@@ -19,14 +20,14 @@ using namespace rec_sdk::emulator::hccl;  // NOLINT
 
 namespace {
 
-// The environment variables of CANN; as in CANN, 0 means no limit for the second one.
+// Environment variables of CANN. As in CANN, 0 in HCCL_EXEC_TIMEOUT means no limit.
 constexpr char kConnectTimeout[] = "HCCL_CONNECT_TIMEOUT";
 constexpr char kWaitTimeout[] = "HCCL_EXEC_TIMEOUT";
 constexpr int64_t kConnectSeconds = 120, kWaitSeconds = 300;
 
-constexpr bool kWaitsForOthers = true;  // the work waits for other ranks
+constexpr bool kWaitsForOthers = true;  // an argument: the work may wait for other ranks
 
-// The object behind an HcclComm. Work on a stream may outlive the handle.
+// The object behind an HcclComm. It is shared with work on streams, which may outlive the handle.
 struct Handle {
   std::shared_ptr<Communicator> communicator;
 };
@@ -70,7 +71,7 @@ HcclResult initialise(uint32_t ranks, const HcclRootInfo* root, uint32_t rank, c
   });
 }
 
-// Returns the address at which this process accesses a buffer of the device.
+// Returns the host address of the contents of a buffer in device memory.
 char* host(const void* buffer, uint64_t bytes) {
   if (bytes == 0) return nullptr;
   void* address = rec_sdk_emulator_host_address(buffer, bytes);
@@ -81,7 +82,7 @@ char* host(const void* buffer, uint64_t bytes) {
   return static_cast<char*>(address);
 }
 
-// Runs work(communicator, operation) on the stream. Collectives are numbered here, in the order of the
+// Puts work(communicator, operation) on the stream. The collective gets its number here, in the order of the
 // program's calls.
 template <class Work>
 HcclResult collective(const char* name, HcclComm comm, aclrtStream stream, Operation operation, Work work) {
@@ -135,7 +136,7 @@ uint32_t HcclGetCommConfigCapability() { return HCCL_COMM_CONFIG_RESERVED; }
 HcclResult HcclSetConfig(HcclConfig, HcclConfigValue) { return HCCL_SUCCESS; }
 
 HcclResult HcclGetConfig(HcclConfig, HcclConfigValue* value) {
-  value->value = 1;  // results are always deterministic
+  value->value = 1;  // because results are always deterministic
   return HCCL_SUCCESS;
 }
 
@@ -160,7 +161,7 @@ HcclResult HcclCommDestroy(HcclComm comm) {
   return HCCL_SUCCESS;
 }
 
-// Always succeeds: errors are reported by the stream, with their message.
+// Always reports success, because the stream reports errors, with their message.
 HcclResult HcclGetCommAsyncError(HcclComm, HcclResult* error) {
   *error = HCCL_SUCCESS;
   return HCCL_SUCCESS;
@@ -292,7 +293,7 @@ HcclResult HcclBatchSendRecv(HcclSendRecvItem* items, uint32_t count, HcclComm c
             receives.push_back({item.remoteRank, buffer, bytes});
           }
         }
-        // The other end of a batch may use single calls, so a batch has the name of single calls.
+        // A batch has the operation name of single calls, because the other rank may use single calls.
         communicator->exchange({.name = "send/recv"}, std::move(sends), std::move(receives));
       },
       kWaitsForOthers);

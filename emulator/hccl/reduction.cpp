@@ -8,7 +8,7 @@
 namespace rec_sdk::emulator::hccl {
 namespace {
 
-// bfloat16: the upper half of a float, rounded to nearest even.
+// A bfloat16: the upper half of a float, rounded to nearest even.
 struct BFloat16 {
   uint16_t bits;
 
@@ -41,7 +41,7 @@ struct Wide<BFloat16> {
 
 template <class T>
 T larger(T a, T b) {
-  return a != a || a > b ? a : b;  // NaN is kept
+  return a != a || a > b ? a : b;  // a NaN is kept
 }
 
 template <class T>

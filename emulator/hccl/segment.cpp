@@ -21,7 +21,7 @@ namespace {
 
 constexpr char kPrefix[] = "rec_sdk_hccl_";
 constexpr char kFolder[] = "/dev/shm";
-constexpr uint64_t kAllRings = 16 << 20;  // containers often have only 64 MiB of shared memory
+constexpr uint64_t kAllRings = 16 << 20;  // small, because containers often have only 64 MiB of shared memory
 constexpr uint64_t kLargestRing = 1 << 20, kSmallestRing = 16 << 10;
 constexpr size_t kMessage = 1024;
 
@@ -34,8 +34,8 @@ std::runtime_error system_error(const std::string& what) {
   return std::runtime_error(what + ": " + std::strerror(errno));
 }
 
-// Removes segments of crashed processes: after a crash before all ranks joined, the name remains; its second
-// part is the id of the process that created it.
+// Removes segments of crashed processes. If a process crashes before all ranks have joined, the name of the
+// segment remains. The second part of the name is the id of the process that created it.
 void remove_leftovers() {
   DIR* folder = opendir(kFolder);
   if (folder == nullptr) {
@@ -79,13 +79,13 @@ std::string new_segment_name() {
          std::to_string(std::random_device{}());
 }
 
-// The initial state is all zero, so that no rank has to initialize it.
+// The header of the segment. Its initial state is all zeros, so that no rank has to initialize it.
 struct Segment::Header {
   std::atomic<uint32_t> ranks;
   std::atomic<uint32_t> joined;
   std::atomic<uint32_t> failure;  // 0: none, 1: being written, 2: complete
   char message[kMessage];
-  std::atomic<int32_t> processes[1];  // process id of every rank; 0 until it joins
+  std::atomic<int32_t> processes[1];  // process id of each rank; 0 before it joins
 
   static uint64_t bytes(uint32_t ranks) {
     return (sizeof(Header) + ranks * sizeof(std::atomic<int32_t>) + 63) / 64 * 64;
@@ -113,7 +113,7 @@ void Segment::map() {
   if (file_ < 0) {
     throw system_error("cannot create shared memory " + name_);
   }
-  // Allocates the memory now: otherwise a full /dev/shm would cause a SIGBUS later.
+  // The memory is allocated now, because otherwise a full /dev/shm would cause a SIGBUS later.
   if (const int error = posix_fallocate(file_, 0, static_cast<off_t>(bytes_))) {
     errno = error;
     shm_unlink(name_.c_str());
@@ -139,8 +139,8 @@ void Segment::join() {
     throw std::runtime_error("rank " + std::to_string(rank_) + " of the group is taken by process " +
                              std::to_string(nobody));
   }
-  // Each rank locks a byte of the file. The kernel releases the lock when the process ends, for whatever
-  // reason.
+  // Each rank locks one byte of the file, which shows that it is alive: the kernel releases the lock when the
+  // process ends for any reason.
   struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
@@ -164,7 +164,7 @@ void Segment::wait_for_all(int64_t timeout_seconds) {
     }
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
-  // All ranks have mapped the segment. Without a name it is removed with the last process.
+  // All ranks have mapped the segment now. Without its name, it is removed when the last process ends.
   shm_unlink(name_.c_str());
 }
 
@@ -185,7 +185,7 @@ Ring& Segment::ring(uint32_t from, uint32_t to) {
 
 bool Segment::is_alive(uint32_t rank) const {
   if (header_->processes[rank].load() == getpid()) {
-    return true;  // a process does not see its own locks
+    return true;  // because a process does not see its own locks
   }
   struct flock lock{};
   lock.l_type = F_WRLCK;

@@ -1,5 +1,5 @@
-// The shared memory of one communicator: the ranks that joined it, and a ring of bytes from every rank to
-// every rank.
+// The shared memory of one communicator: the ranks that have joined it, and a ring buffer from each rank to
+// each rank.
 #pragma once
 
 #include <atomic>
@@ -8,28 +8,30 @@
 
 namespace rec_sdk::emulator::hccl {
 
-// A queue of bytes with one writer and one reader, in different processes. All zero is an empty ring.
+// A ring buffer of bytes with one writer and one reader, in different processes. All zeros is an empty ring.
 class Ring {
  public:
-  // Both return the number of bytes moved without waiting.
+  // write() and read() do not wait; they return the number of bytes that they moved.
   uint64_t write(const char* bytes, uint64_t count, uint64_t capacity);
   uint64_t read(char* bytes, uint64_t count, uint64_t capacity);
 
  private:
   char* storage() { return reinterpret_cast<char*>(this + 1); }
 
-  // Total bytes so far; in separate cache lines, so that the two sides do not share one.
+  // The total numbers of bytes written and read so far. They are in different cache lines, because two
+  // processes write them.
   alignas(64) std::atomic<uint64_t> written_;
   alignas(64) std::atomic<uint64_t> taken_;
 };
 
-// Returns a name that no other segment of this machine has, and removes segments of crashed processes.
+// Returns a name that no other segment of this machine has. Also removes segments of crashed processes.
 std::string new_segment_name();
 
 class Segment {
  public:
-  // Joins as `rank` of `ranks` and waits for the others; the first rank creates the memory. Throws
-  // std::runtime_error after `timeout_seconds`, naming the ranks that did not join.
+  // Joins the segment as rank `rank` of `ranks` ranks and waits until all ranks have joined; the first rank
+  // to join creates the memory. After `timeout_seconds`, throws std::runtime_error that names the missing
+  // ranks.
   Segment(std::string name, uint32_t ranks, uint32_t rank, int64_t timeout_seconds);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -38,11 +40,13 @@ class Segment {
   Ring& ring(uint32_t from, uint32_t to);
   uint64_t ring_capacity() const { return capacity_; }
 
-  // Returns whether the process of the rank is alive. It may have sent all its bytes before it ended.
+  // Returns whether the process of the rank is alive. If it is not, bytes that it sent may still be in its
+  // rings.
   bool is_alive(uint32_t rank) const;
   std::string describe(uint32_t rank) const;  // "rank 3 (process 4711)"
 
-  // Returns the first error of any rank, so that the other ranks stop waiting; empty if there is none.
+  // Returns the first error that any rank has set, so that the other ranks stop waiting; an empty string if
+  // there is none.
   std::string failure() const;
   void set_failure(const std::string& message);
 

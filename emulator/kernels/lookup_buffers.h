@@ -1,4 +1,4 @@
-// The buffers that each lookup and copy kernel may access.
+// The buffers that each kernel for lookups and copies may access.
 #pragma once
 
 #include "emulator/kernels/buffers.h"
@@ -68,7 +68,8 @@ inline Buffers buffers_of(const SwapRows& a) {
   return buffers;
 }
 
-// The weights are in the cache, which the swap changes; the lookups' own slots are not read.
+// The cache, which contains the weights, is writable because the swap changes it. The slots of the lookups
+// are not listed, because the kernel does not read them.
 inline Buffers buffers_of(const SwapLookupSequence& a) {
   return buffers_of(a.swap)
       .read("origins", a.origins, a.lookup.count)

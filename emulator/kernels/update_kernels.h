@@ -1,5 +1,6 @@
-// The kernels of update_rows and accumulate_rows, with the buffers that each may access. Run is a function
-// (name, blocks, buffers, body) that runs a kernel: in the order of a stream, or immediately.
+// The kernels of update_rows and accumulate_rows, with the buffers that each of them may access. The
+// parameter Run is a function (name, blocks, buffers, body) that runs a kernel, either in the order of a
+// stream or immediately.
 #pragma once
 
 #include "emulator/kernels/buffers.h"
@@ -16,7 +17,7 @@ inline Buffers& read_gradient(Buffers& buffers, const Gradient& grad) {
   return buffers.read("grad", grad.data, values_in(grad.rows, grad.columns, grad.stride));
 }
 
-// all_grads: the contents of the table of gradients.
+// `all_grads` is the contents of the list of gradients.
 inline Buffers& read_segments(Buffers& buffers, const Segments& segments, const GradientList& all_grads) {
   const Lookups& lookups = segments.lookups;
   if (lookups.grad_source == nullptr) {
@@ -40,7 +41,7 @@ inline int64_t workspace_sums(const Segments& segments, const HotWorkspace& work
   return ascendc::workspace_places(segments.lookups.count) * workspace.pitch;
 }
 
-// Adds the workspace, which the last launch reads.
+// Adds the workspace for reading by the last launch.
 inline Buffers& read_workspace(Buffers& buffers, const Segments& segments, const HotWorkspace& workspace) {
   if (workspace.sums == nullptr) return buffers;
   return read_hot_segments(buffers, segments)
@@ -136,7 +137,7 @@ void run_accumulate_rows(const Run& run, AccumulateRows a, void* base, int64_t c
   });
 }
 
-// Runs kernels in the order of a stream, until one cannot be launched.
+// Puts kernels on a stream until a launch fails.
 struct OnStream {
   void* stream;
 

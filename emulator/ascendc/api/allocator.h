@@ -1,4 +1,5 @@
-// Local memory without pipes and queues: consecutive tensors, ordered by flags that the kernel sets itself.
+// Local memory for kernels without pipes and queues: LocalMemAllocator places tensors one after another, and
+// the kernel itself sets the flags that order accesses.
 #pragma once
 
 #include "emulator/ascendc/api/tensors.h"
@@ -35,7 +36,7 @@ class LocalMemAllocator {
   uint32_t head_ = 0;
 };
 
-// Sets the core's registers to the values that kernels without a TPipe expect.
+// Sets the registers of the core to the values that a kernel without a TPipe expects.
 inline void InitSocState() { rec_sdk::emulator::set_atomic_none(); }
 
 }  // namespace AscendC

@@ -1,5 +1,6 @@
-// Copies out of local memory that combine with the contents of global memory. Between Set...() and
-// SetAtomicNone() every copy out is atomic; cores combine in no fixed order.
+// Atomic copies: copies out of local memory that combine their values with the contents of global memory. All
+// copies out between SetAtomicAdd(), SetAtomicMax() or SetAtomicMin() and SetAtomicNone() are atomic. The
+// order in which cores combine their values is not fixed.
 #pragma once
 
 #include "emulator/ascendc/api/tensors.h"
@@ -9,7 +10,7 @@ namespace AscendC {
 template <typename T>
 constexpr bool kAtomicType = kOneOf<T, int8_t, int16_t, half, bfloat16_t, int32_t, float>;
 
-// Sums of 16-bit floats are computed in float, sums of integers in their own type.
+// Adds two values. 16-bit floats are added in float, integers in their own type.
 template <typename T>
 T added(T a, T b) {
   if constexpr (kOneOf<T, half, bfloat16_t>) {

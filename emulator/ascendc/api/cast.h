@@ -1,4 +1,4 @@
-// Conversion between types on the vector unit.
+// Conversions between types on the vector unit.
 #pragma once
 
 #include "emulator/ascendc/api/saturation.h"
@@ -17,8 +17,9 @@ enum class RoundMode : uint8_t {
   CAST_ODD,
 };
 
-// The conversion of a pair of types: exact, which allows only CAST_NONE; to the nearest value of T, for which
-// the emulator implements only CAST_RINT; or to an integer, in any mode except CAST_NONE and CAST_ODD.
+// The kind of conversion of a pair of types. kExact allows only CAST_NONE. kNearest rounds to the nearest
+// value of T; the emulator implements only CAST_RINT for it. kWhole rounds to an integer, in any mode except
+// CAST_NONE and CAST_ODD.
 enum class CastKind { kAbsent, kExact, kNearest, kWhole };
 
 template <typename T, typename U>
@@ -43,7 +44,7 @@ constexpr CastKind cast_kind() {
   return K::kAbsent;
 }
 
-// Returns null for a mode that the pair does not support.
+// Returns the conversion function for a rounding mode; null if the pair of types does not support the mode.
 template <typename T, typename U>
 rec_sdk::emulator::ElementFunction cast_function(RoundMode mode) {
   using namespace rec_sdk::emulator;

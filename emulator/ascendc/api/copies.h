@@ -15,7 +15,7 @@ struct DataCopyParams {
       : blockCount(count), blockLen(len), srcGap(srcStrideIn), dstGap(dstStrideIn) {}
 
   uint16_t blockCount = 1;
-  uint16_t blockLen = 0;  // length and gaps are in units of 32 bytes
+  uint16_t blockLen = 0;  // length and gaps in units of 32 bytes
   uint16_t srcGap = 0;
   uint16_t dstGap = 0;
 };
@@ -94,7 +94,7 @@ void DataCopy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataC
                                int64_t{params.dstGap} * ONE_BLK_SIZE, params.srcGap});
 }
 
-// count * sizeof(T) must be a multiple of 32: the hardware silently rounds down.
+// count * sizeof(T) must be a multiple of 32, because the hardware silently rounds it down.
 template <typename T>
 void DataCopy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const uint32_t count) {
   static_assert(kCopyable<T>, "DataCopy: no such type");

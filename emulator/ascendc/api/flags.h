@@ -7,7 +7,8 @@
 
 namespace AscendC {
 
-// The flags of a vector core, named by the engines that set them and wait for them.
+// The types of flags of a vector core. Each is named after the engine that sets it and the engine that waits
+// for it.
 enum class HardEvent : uint8_t {
   MTE2_V,
   V_MTE2,

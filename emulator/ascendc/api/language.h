@@ -1,11 +1,11 @@
-// The keywords that bisheng adds to C++, and CANN's names of the chip's parts.
+// The keywords that bisheng adds to C++, and CANN's names for the parts of the chip.
 #pragma once
 
 #include <cstdint>
 
 #include "emulator/chips.h"
 
-// 2201: 910B, 910_93 (A2, A3). 3510: 950 (A5).
+// 2201 is the generation of 910B and 910_93 (A2, A3); 3510 is the generation of 950 (A5).
 static_assert(REC_SDK_ASCENDC_ARCH == 2201 || REC_SDK_ASCENDC_ARCH == 3510,
               "REC_SDK_ASCENDC_ARCH must be 2201 or 3510");
 #ifndef __NPU_ARCH__
@@ -75,7 +75,7 @@ using TEventID = int8_t;
 constexpr uint32_t TOTAL_UB_SIZE = REC_SDK_ASCENDC_ARCH == 2201 ? 192 * 1024 : 248 * 1024;
 constexpr int32_t ONE_BLK_SIZE = 32;
 
-// Returns whether T is one of the other types; used for the types that an instruction accepts.
+// Whether T is one of the types `Others`. Used to check the types that an instruction accepts.
 template <class T, class... Others>
 constexpr bool kOneOf = (__is_same(T, Others) || ...);
 

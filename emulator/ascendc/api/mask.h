@@ -1,4 +1,4 @@
-// The mask: the number of values that a vector instruction without a count works on. It is set once for many
+// The mask: the number of values that vector instructions without a count process. It is set once for many
 // instructions.
 #pragma once
 
@@ -11,7 +11,7 @@ enum class MaskMode : uint8_t { NORMAL = 0, COUNTER };
 
 constexpr uint64_t MASK_PLACEHOLDER = 0;
 
-// Strides in blocks of 32 bytes.
+// The strides of the operands, in blocks of 32 bytes.
 struct BinaryRepeatParams {
   uint8_t dstBlkStride = 1, src0BlkStride = 1, src1BlkStride = 1;
   uint8_t dstRepStride = 8, src0RepStride = 8, src1RepStride = 8;

@@ -1,5 +1,5 @@
-// Queues: TPipe allocates local memory; TQue passes parts of it from engine to engine, with a flag for each
-// transfer.
+// Queues of local memory. TPipe allocates local memory, and TQue passes parts of it from one engine to
+// another, with a flag for each transfer.
 #pragma once
 
 #include "emulator/ascendc/api/flags.h"
@@ -12,7 +12,7 @@ constexpr bool in_local_memory(TPosition position) {
   return position == TPosition::VECIN || position == TPosition::VECOUT || position == TPosition::VECCALC;
 }
 
-// Returns the flags of a queue from src to dst, as CANN's library chooses them.
+// Returns the types of flags that CANN's library uses for a queue from src to dst.
 constexpr rec_sdk::emulator::QueueEvents queue_events(TPosition src, TPosition dst) {
   using namespace rec_sdk::emulator;
   if (src == TPosition::GM) {
@@ -144,7 +144,7 @@ class TPipe {
   void ReleaseEventID(TEventID id) {
     rec_sdk::emulator::release_flag(event_of(event), id);
   }
-  // Returns an id that is free now, without reserving it.
+  // Returns the id of a flag that is free now, without reserving it.
   template <HardEvent event>
   TEventID FetchEventID() {
     return static_cast<TEventID>(rec_sdk::emulator::fetch_flag(event_of(event)));
@@ -153,14 +153,14 @@ class TPipe {
     return static_cast<TEventID>(rec_sdk::emulator::fetch_flag(event_of(event)));
   }
 
-  // Waits for all engines; all queues must be empty and all tensors freed.
+  // Waits for all engines and ends the pipe. All queues must be empty and all tensors freed.
   void Destroy() {
     if (!destroyed_) {
       destroyed_ = true;
       rec_sdk::emulator::close_pipe();
     }
   }
-  // Releases all buffers, for another InitBuffer.
+  // Releases all buffers, so that InitBuffer can be called again.
   void Reset() { rec_sdk::emulator::reset_pipe(); }
 
  private:

@@ -1,11 +1,11 @@
 // The saturation of 16-bit floats. While bit 48 of the control register is 0, infinite results of arithmetic
-// and Cast become the largest number, and NaN becomes 0; while it is 1, they are kept.
+// and Cast become the largest number, and NaN becomes 0. While the bit is 1, infinity and NaN are kept.
 #pragma once
 
 #include "emulator/ascendc/api/tensors.h"
 #include "emulator/ascendc/engine/elementwise.h"
 
-// bisheng has used these names of the register since CANN 8.5.
+// get_ctrl() and set_ctrl() are the names of the register's access functions since CANN 8.5.
 inline int64_t get_ctrl() { return static_cast<int64_t>(rec_sdk::emulator::control()); }
 inline void set_ctrl(uint64_t value) { rec_sdk::emulator::set_control(value); }
 
@@ -19,7 +19,7 @@ constexpr rec_sdk::emulator::SaturateFunction saturate_function() {
   return nullptr;
 }
 
-// Returns the description of an instruction that computes values of T; its operands are added to it.
+// Returns the description of an instruction that computes values of T. The caller adds its operands.
 template <typename T>
 rec_sdk::emulator::VectorCall vector_call(const char* name, const LocalTensor<T>& dst, int64_t count) {
   return {name, nullptr, count, &dst.memory(), sizeof(T), saturate_function<T>()};

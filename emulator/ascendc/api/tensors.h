@@ -1,4 +1,4 @@
-// Tensors in global and in local memory: addresses with bounds. Kernels never access their bytes directly.
+// Tensors in global and in local memory: addresses with bounds. A kernel never accesses their bytes directly.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class GlobalTensor {
   void SetGlobalBuffer(__gm__ T* buffer, uint64_t bufferSize) {
     memory_ = {reinterpret_cast<uint64_t>(buffer), bufferSize * sizeof(T)};
   }
-  // The tensor is bounded only by the buffers of the launch.
+  // Sets the address without a size: only the buffers of the launch bound the tensor.
   void SetGlobalBuffer(__gm__ T* buffer) { memory_ = {reinterpret_cast<uint64_t>(buffer), UINT64_MAX}; }
 
   const __gm__ T* GetPhyAddr() const { return reinterpret_cast<const T*>(memory_.address); }
@@ -51,7 +51,7 @@ class GlobalTensor {
     part.memory_ = rec_sdk::emulator::part_of(memory_, offset, sizeof(T));
     return part;
   }
-  // Returns the number of elements; 0 if SetGlobalBuffer was called without a size.
+  // Returns the number of elements, or 0 after SetGlobalBuffer without a size.
   uint64_t GetSize() const { return memory_.bytes == UINT64_MAX ? 0 : memory_.bytes / sizeof(T); }
 
   template <CacheRwMode rwMode = CacheRwMode::RW>

@@ -1,5 +1,5 @@
-// half and bfloat16_t: storage, and conversions that round to nearest even. A vector core has no scalar
-// arithmetic on them.
+// The types half and bfloat16_t: their storage, and conversions that round to nearest even. They have no
+// arithmetic, because the scalar unit of a vector core has none on them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 struct half {
   half() = default;
-  half(float value) : bits(rec_sdk::REC_SDK_ISA::Float16::store(value)) {}  // implicit, as in bisheng
+  half(float value)
+      : bits(rec_sdk::REC_SDK_ISA::Float16::store(value)) {}  // implicit conversion, as in bisheng
   explicit operator float() const { return rec_sdk::REC_SDK_ISA::Float16::load(bits); }
 
   uint16_t bits;

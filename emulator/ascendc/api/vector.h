@@ -1,5 +1,6 @@
-// Instructions of the vector unit, on the first `count` elements of tensors (the count form), or on as many
-// elements as the mask has, in blocks at strides (the mask form, with isSetMask = false).
+// Instructions of the vector unit, in two forms. The count form processes the first `count` elements of its
+// tensors. The mask form, with isSetMask = false, processes as many elements as the mask says, in blocks with
+// strides.
 #pragma once
 
 #include "emulator/ascendc/api/flags.h"
@@ -17,7 +18,8 @@ constexpr bool kShifted = kOneOf<T, int16_t, uint16_t, int32_t, uint32_t>;
 template <class T>
 constexpr bool kFloating = kOneOf<T, half, float>;
 
-// A function, and its variant for a core with saturating integers; null if that makes no difference.
+// The function of an instruction, and its variant for a core whose integers saturate; the variant is null if
+// it would be the same.
 struct Arithmetic {
   rec_sdk::emulator::ElementFunction function, saturating = nullptr;
 };
@@ -105,8 +107,7 @@ void with_scalar(const char* name, const Arithmetic& arithmetic, const LocalTens
     }                                                                                                    \
   }
 
-// In the count form with isSetMask = false, 2201 uses the mask and 950 the count; it is therefore rejected
-// for both.
+// The count form with isSetMask = false does not compile, because 2201 uses the mask and 950 the count.
 #define REC_SDK_ONE_WITH_SCALAR(Name, kind, Op, op, types, message)                                   \
   template <typename T, bool isSetMask = true>                                                        \
   void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue,               \
@@ -136,7 +137,7 @@ void with_scalar(const char* name, const Arithmetic& arithmetic, const LocalTens
   REC_SDK_ONE_WITH_SCALAR(Name, with_scalar, BinaryOp, op, kNumber, \
                           #Name ": half, float, int16_t and int32_t only; bfloat16_t must be cast to float")
 
-// A right shift of a signed T shifts in copies of the sign.
+// A right shift of a signed T shifts in copies of the sign bit.
 #define REC_SDK_ONE_SHIFT(Name, op) \
   REC_SDK_ONE_WITH_SCALAR(Name, shift, ShiftOp, op, kShifted, #Name ": integers of 16 and 32 bits only")
 
@@ -186,7 +187,7 @@ REC_SDK_ONE_UNARY(Reciprocal)
 #undef REC_SDK_ONE_SHIFT
 #undef REC_SDK_ONE_UNARY
 
-// dst += src * scalar, with two roundings.
+// Computes dst += src * scalar, with two roundings.
 template <typename T, typename U>
 void Axpy(const LocalTensor<T>& dst, const LocalTensor<U>& src, const U& scalarValue, const int32_t& count) {
   constexpr bool kPair = (kOneOf<T, float> && kFloating<U>) || (kOneOf<T, half> && kOneOf<U, half>);
@@ -213,7 +214,8 @@ void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& c
   rec_sdk::emulator::run_vector(call);
 }
 
-// dst[0] = the sum, added in pairs. On 2201 the scalar unit stores it, between its own flags.
+// Computes dst[0] = the sum of src, added in pairs. On 2201 the scalar unit stores the sum, ordered by flags
+// of the pipe.
 template <typename T, bool isSetMask = true>
 void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<T>& sharedTmpBuffer,
                const int32_t count) {
@@ -225,7 +227,7 @@ void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, const Local
   }
 }
 
-// dst[i] = the element of src at srcBaseOffset + srcOffset[i] bytes.
+// Sets dst[i] to the element of src at offset srcBaseOffset + srcOffset[i], in bytes.
 template <typename T>
 void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint32_t>& srcOffset,
             const uint32_t srcBaseOffset, const uint32_t count) {

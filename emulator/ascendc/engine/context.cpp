@@ -5,8 +5,8 @@
 
 #ifdef __x86_64__
 
-// Saves the registers that a call must preserve, in the order used in start() below. The floating-point
-// control words are not saved, since nothing here changes them.
+// Saves the registers that a function must preserve, in the order in which start() below expects them. The
+// floating-point control words are not saved, because neither the emulator nor a kernel changes them.
 asm(R"(
   .pushsection .text
   .type rec_sdk_switch_stack, @function
@@ -51,7 +51,7 @@ void Context::start(void* stack, size_t bytes, void (*enter)(void*), void* argum
   auto** top = reinterpret_cast<void**>(reinterpret_cast<uintptr_t>(stack) + bytes) - 2;
   void* const start = reinterpret_cast<void*>(&rec_sdk_start_stack);
   void* const function = reinterpret_cast<void*>(enter);
-  // r15, r14, r13, r12, rbx, rbp, and the return address.
+  // The initial values of r15, r14, r13, r12, rbx and rbp, and the return address.
   void* const frame[] = {nullptr, nullptr, function, argument, nullptr, nullptr, start};
   stack_pointer_ = std::memcpy(top - sizeof frame / sizeof frame[0], frame, sizeof frame);
 }
@@ -65,7 +65,7 @@ void Context::switch_to(Context* other) { rec_sdk_switch_stack(&stack_pointer_, 
 namespace rec_sdk::emulator {
 namespace {
 
-// makecontext() passes only ints, so pointers are split.
+// makecontext() passes only integers of type int, so each pointer is split into two.
 void enter_parts(unsigned enter_high, unsigned enter_low, unsigned high, unsigned low) {
   const auto whole = [](unsigned upper, unsigned lower) {
     return static_cast<uintptr_t>(upper) << 32 | lower;

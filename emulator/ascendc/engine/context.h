@@ -1,5 +1,5 @@
-// A saved stack pointer, and the switch from one stack to another. ucontext would work too, but its system
-// calls for the signal mask cost twenty times as much as the switch.
+// Saved contexts, and the switch from one stack to another. With ucontext a switch would take about twenty
+// times as long, because it calls the system to save the signal mask.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,11 @@ namespace rec_sdk::emulator {
 
 class Context {
  public:
-  // Makes the next switch to this context run enter(argument) on that stack; enter must not return.
+  // Prepares this context so that the next switch to it calls enter(argument) on `stack`; enter must not
+  // return.
   void start(void* stack, size_t bytes, void (*enter)(void*), void* argument);
-  // Switches to `other`; the present code continues when something switches back to this context.
+  // Saves the running code in this context and switches to `other`. Returns when something switches back to
+  // this context.
   void switch_to(Context* other);
 
  private:

@@ -1,4 +1,4 @@
-// The copy engines: MTE2 copies into local memory, MTE3 out of it.
+// The copy engines: MTE2 copies into local memory, and MTE3 copies out of it.
 #include <cstring>
 
 #include "emulator/ascendc/engine/gm.h"
@@ -15,7 +15,9 @@ constexpr int64_t kMaxBlockBytes = 2097151;
 constexpr uint32_t kMaxPaddingBytes = 32;
 constexpr int64_t kMaxLocalStride3510 = 65535;
 
-bool takes_any_length(const Copy& copy) { return copy.name[8] == 'P'; }  // DataCopyPad, not DataCopy
+bool takes_any_length(const Copy& copy) {
+  return copy.name[8] == 'P';
+}  // whether it is DataCopyPad and not DataCopy
 
 void check_shape(Core& core, const Copy& copy) {
   if (copy.blocks > kMaxBlocks) {
@@ -61,7 +63,7 @@ void check_padding(Core& core, const Copy& copy, const Padding& padding) {
   }
 }
 
-// Tensors of LocalMemAllocator may have any position.
+// Checks the position of the local tensor. Tensors of LocalMemAllocator may have any position.
 void check_position(Core& core, const Copy& copy, bool arrives) {
   if (copy.local.buffer == kNoBuffer || copy.local.position != kVecCalc) return;
   if (arrives && REC_SDK_ASCENDC_ARCH == 3510) return;
@@ -69,8 +71,8 @@ void check_position(Core& core, const Copy& copy, bool arrives) {
                     : "a tensor at VECCALC: copies go from VECIN and VECOUT only");
 }
 
-// Checks the declared end of the tensor, if it has one; the launch's buffers are checked when the bytes are
-// accessed.
+// Checks the copy against the declared size of the global tensor, if it has one. It is checked against the
+// buffers of the launch when the bytes are accessed.
 void check_extent(Core& core, const Copy& copy) {
   if (copy.global.bytes == UINT64_MAX) {
     return;
@@ -82,13 +84,14 @@ void check_extent(Core& core, const Copy& copy) {
   }
 }
 
-// Returns the local bytes of all blocks; a block takes `step` bytes with its stride and `used` without.
+// Returns the range of local memory from the first to the last block. Blocks begin `step` bytes apart, and
+// each contains `used` bytes.
 UbSpan local_extent(Core& core, const Copy& copy, int64_t used, int64_t step, const char* role) {
   const int64_t bytes = (copy.blocks - 1) * step + used;
   return aligned_operand(core, copy.local, static_cast<uint64_t>(bytes), role);
 }
 
-// Fills bytes with elements of 1, 2, 4 or 8 bytes, which repeat every eight bytes.
+// Fills memory with copies of an element of 1, 2, 4 or 8 bytes.
 void fill_elements(uint8_t* to, uint64_t bytes, const void* element, uint32_t element_bytes) {
   uint8_t eight[8];
   for (uint32_t at = 0; at < sizeof(eight); at += element_bytes) {
@@ -101,14 +104,14 @@ void fill_elements(uint8_t* to, uint64_t bytes, const void* element, uint32_t el
   std::memcpy(to + at, eight, bytes - at);
 }
 
-// One block with its padding in local memory.
+// A block in local memory, with its padding.
 struct Block {
-  uint32_t left, data, right, total;  // in bytes; total: rounded up to a multiple of 32
+  uint32_t left, data, right, total;  // in bytes; `total` is rounded up to a multiple of 32
 };
 
 bool asks_for_padding(const Block& block) { return block.left != 0 || block.right != 0; }
 
-// Returns whether the bytes around the data have defined values.
+// Returns whether the bytes before and behind the data get defined values.
 bool is_defined(const Block& block, const Padding& padding) {
   return block.total == block.data || !asks_for_padding(block) || padding.given;
 }
@@ -118,7 +121,7 @@ void pad_block(uint8_t* to, const Block& block, uint32_t element_bytes, const Pa
     return;
   }
   const uint32_t behind = block.total - block.left - block.data;
-  // Without explicit padding the hardware repeats the first element.
+  // If the call does not request padding, the hardware repeats the first element.
   const void* element = asks_for_padding(block) ? static_cast<const void*>(&padding.value) : to;
   fill_elements(to, block.left, element, element_bytes);
   fill_elements(to + block.left + block.data, behind, element, element_bytes);

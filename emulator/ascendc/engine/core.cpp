@@ -103,7 +103,8 @@ void Core::refuse_read(UbSpan span) const {
 
 void Core::refuse_write(UbSpan span) const {
   const Limits& known = limits();
-  // Reads are checked first: they are later, and whatever orders them also orders the write before them.
+  // Reads are checked first, because they are later than the write, and whatever orders this write after them
+  // also orders it after the earlier write.
   const uint32_t block = ub.unordered_read(span, known);
   if (block != UnifiedBuffer::kNone) {
     const Stamp earlier = ub.read_beyond(block, known);
@@ -116,11 +117,11 @@ void Core::refuse_write(UbSpan span) const {
             span.end(), describe(earlier).c_str(), cure(stamp_engine(earlier), engine()).c_str()));
 }
 
-// Checks that a flag was consumed before it is set again. Engines run as late as flags allow, so the
-// preceding WaitFlag may not have been executed yet.
+// Checks that a flag is certainly consumed before it is set again: its WaitFlag is issued, but the waiting
+// engine may not have executed it yet.
 void Core::check_consumed(int event, int32_t id) const {
   const EventType& type = kEvents[event];
-  // The scalar unit executes its WaitFlag before it issues anything else.
+  // A WaitFlag of the scalar unit is complete before the scalar unit issues the next instruction.
   if (type.to == kScalar || !flags.was_waited_for(event, id)) {
     return;
   }

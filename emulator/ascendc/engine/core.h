@@ -1,4 +1,4 @@
-// One emulated vector core: its clock, engines, local memory, flags and buffers.
+// An emulated vector core: its clock, engines, local memory, flags and buffers.
 #pragma once
 
 #include <cstdint>
@@ -19,25 +19,26 @@ namespace rec_sdk::emulator {
 class GlobalMemory;
 class Machine;
 
-// The operation of copies out while SetAtomicAdd<T>() or a similar mode is active.
+// The mode of copies out of local memory: SetAtomicAdd<T>() and similar calls make them atomic.
 struct AtomicState {
   bool on = false;
   const char* type = nullptr;  // like Copy::type
   void (*combine)(void* gm, const void* ub, uint64_t bytes) = nullptr;
 };
 
-// Bits of the control register (CTRL). Its value outlives a kernel, so each kernel must restore it.
+// Bits of the control register (CTRL). The register keeps its value after a kernel, so each kernel must
+// restore it.
 constexpr uint64_t kKeepsInfinity = uint64_t{1} << 48;     // 16-bit floats do not saturate
-constexpr uint64_t kIntegersSaturate = uint64_t{1} << 53;  // on 950 only
-constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;      // on 950: bit 48 has an effect
+constexpr uint64_t kIntegersSaturate = uint64_t{1} << 53;  // on 950 only: integers saturate
+constexpr uint64_t kForAllOfCore = uint64_t{1} << 60;      // on 950 only: bit 48 has an effect
 constexpr uint64_t kControlBits =
     REC_SDK_ASCENDC_ARCH == 3510 ? kKeepsInfinity | kIntegersSaturate | kForAllOfCore : kKeepsInfinity;
 constexpr uint64_t kControlAtStart = REC_SDK_ASCENDC_ARCH == 3510 ? kForAllOfCore : 0;
 
-// The mask for vector instructions that do not set one themselves.
+// The mask that vector instructions without a count use.
 struct VectorMask {
   static constexpr int64_t kAll = -1;
-  bool counter = false;  // it counts values; otherwise it has one bit for each value of a repeat
+  bool counter = false;  // whether it is a number of values; otherwise it is one bit per value of a repeat
   int64_t count = kAll;
 
   bool at_start() const { return !counter && count == kAll; }
@@ -48,10 +49,10 @@ class Core {
   Core(Machine& machine, UnifiedBuffer& ub);
 
   void start(int64_t index, int64_t blocks);
-  // Checks the rules that hold at the end of a kernel.
+  // Checks the rules for the end of a kernel.
   void finish();
 
-  // Issues the next instruction of an engine. `name` must be a literal.
+  // Begins the next instruction, which `engine` executes. `name` must be a string literal.
   void issue(Engine engine, const char* name) {
     if (clock_.now() == Clock::kLastTime) {
       clock_ran_out();
@@ -64,8 +65,8 @@ class Core {
   const Limits& limits() const { return order.limits(stamp_engine(stamp_)); }
   int32_t time() const { return stamp_time(stamp_); }
 
-  // Accesses of the current instruction to local memory. All checks come before all marks, because an
-  // instruction may write its own operand.
+  // Check and record accesses of the current instruction to local memory. All checks of an instruction must
+  // precede its records, because it may write to its own operand.
   void check_read(UbSpan span) const {
     if (!ub.may_read(span, limits())) {
       refuse_read(span);
@@ -79,8 +80,8 @@ class Core {
   void mark_read(UbSpan span) { ub.mark_read(span, stamp_); }
   void mark_written(UbSpan span) { ub.mark_written(span, stamp_); }
 
-  // `of_library`: set by CANN's queues, which take the lowest free flag whatever the engines do; that is
-  // CANN's responsibility.
+  // `of_library` is true for flags of CANN's queues. They use the lowest free flag even if it may not be
+  // consumed yet, which is not an error of the kernel.
   void set_flag(int event, int32_t id, bool of_library = false);
   void wait_flag(int event, int32_t id);
   void barrier(Engine engine);
@@ -91,14 +92,14 @@ class Core {
   }
   bool saturates_integers() const { return (control & kIntegersSaturate) != 0; }
 
-  // Ends the launch. `rule` describes what was done and what is allowed.
+  // Ends the launch with an error. `rule` describes what the instruction does and what is allowed.
   [[noreturn]] void fail(const std::string& rule) const;
-  // Records an error where throwing is impossible, such as in destructors; it is reported when the core ends.
-  // The first one is kept.
+  // Records an error where throwing is impossible, such as in a destructor. The first recorded error is
+  // thrown when the core ends.
   void fail_later(const KernelError& error);
-  // "Add (V, instruction 12)"
+  // Describes an instruction, such as "Add (V, instruction 12)".
   std::string describe(Stamp stamp) const;
-  // Returns the call that orders an instruction of `to` after one of `from`.
+  // Returns the call that would order an instruction of engine `to` after an instruction of engine `from`.
   static std::string cure(int from, int to);
 
   GlobalMemory& gm() const { return gm_; }
@@ -134,9 +135,9 @@ class Core {
   std::string later_;
 };
 
-// The core that runs on this thread; outside of kernels, calls of AscendC throw std::logic_error.
-// initial-exec makes the access fast, which every instruction needs; it is allowed, because this library is
-// never unloaded.
+// The core that runs on this thread; null outside of kernels, where AscendC calls throw std::logic_error.
+// Every instruction accesses the variable, and initial-exec makes that fast. initial-exec is possible because
+// this library is never unloaded.
 extern __thread Core* running_core __attribute__((tls_model("initial-exec")));
 [[noreturn]] void no_core();
 inline Core& current_core() {

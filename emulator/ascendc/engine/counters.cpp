@@ -36,7 +36,7 @@ struct KernelTotals {
 std::mutex totals_mutex;
 
 std::map<std::string, KernelTotals>& totals() {
-  // Never destroyed, because kernels still run while the process ends.
+  // This object is never destroyed, because kernels still run while the process ends.
   static auto& kernels = *new std::map<std::string, KernelTotals>();
   return kernels;
 }

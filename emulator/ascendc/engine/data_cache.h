@@ -1,5 +1,5 @@
-// The 64-byte lines of global memory in the data cache of a core's scalar unit: when they were loaded, and
-// which bytes were written.
+// The data cache of a core's scalar unit: which 64-byte lines of global memory it contains, when they were
+// loaded, and which of their bytes were written.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class DataCache {
     }
     dirty_lines_ = 0;
   }
-  // Returns the time since when bytes of the line are cached; INT32_MAX if they are not.
+  // Returns the stamp since when the line's bytes in `mask` are cached; INT32_MAX if they are not cached.
   Stamp held_since(uint64_t line, uint64_t mask) const {
     const auto found = lines_.find(line);
     return found == lines_.end() || (found->second.held & mask) == 0 ? INT32_MAX : found->second.since;
@@ -36,7 +36,7 @@ class DataCache {
     dirty_lines_ += held.dirty == 0 ? 1 : 0;
     held = {now, UINT64_MAX, held.dirty | mask};
   }
-  // Writes back and drops the bytes of a line from byte `from` on, as the hardware does.
+  // Writes back and drops the bytes of a line from byte `from` to its end, as the hardware does.
   void clean(uint64_t line, uint64_t from) {
     const auto found = lines_.find(line);
     if (found == lines_.end()) {
@@ -61,8 +61,8 @@ class DataCache {
  private:
   struct Line {
     Stamp since = 0;
-    uint64_t held = 0;   // one bit per byte
-    uint64_t dirty = 0;  // written and not yet in global memory
+    uint64_t held = 0;   // cached bytes, one bit each
+    uint64_t dirty = 0;  // bytes that are not written back yet
   };
 
   std::unordered_map<uint64_t, Line> lines_;  // indexed by address / 64

@@ -1,5 +1,6 @@
-// Compiled with -O3 and -ffp-contract=off. There is one function per operation and type, here instead of in
-// headers, so that the kernels' own sources compile quickly.
+// The arithmetic of vector instructions, compiled with -O3 and -ffp-contract=off. The functions for all
+// operations and types are instantiated here and not in headers, so that the sources of kernels compile
+// quickly.
 #include "emulator/ascendc/engine/elementwise.h"
 
 #include <cmath>
@@ -13,7 +14,7 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// The type in which an operation is computed: single precision for 16-bit floats.
+// The type in which operations on T are computed: float for 16-bit floats.
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, half> || std::is_same_v<T, bfloat16_t>, float, T>;
 
@@ -35,7 +36,7 @@ T apply(T a, T b) {
     const int64_t x = a, y = b;
     return clamped<T>(op == BinaryOp::kAdd ? x + y : op == BinaryOp::kSub ? x - y : x * y);
   } else if constexpr (std::is_integral_v<T> && op <= BinaryOp::kMul) {
-    // Computed unsigned, so that overflow wraps.
+    // The operation is computed with unsigned integers, so that overflow wraps.
     using U = std::make_unsigned_t<decltype(a + b)>;
     const auto x = static_cast<U>(a), y = static_cast<U>(b);
     return static_cast<T>(op == BinaryOp::kAdd ? x + y : op == BinaryOp::kSub ? x - y : x * y);
@@ -50,7 +51,7 @@ T apply(T a, T b) {
   } else {
     const T chosen = op == BinaryOp::kMax ? (a > b ? a : b) : (a < b ? a : b);
     if constexpr (std::is_floating_point_v<T>) {
-      return a != a ? a : chosen;  // if b is NaN, it was chosen already
+      return a != a ? a : chosen;  // if b is NaN, `chosen` is already b
     } else {
       return chosen;
     }
@@ -62,7 +63,7 @@ constexpr T kLeastNormal = std::numeric_limits<T>::min();
 template <>
 constexpr float kLeastNormal<half> = 0x1p-14f;
 
-// Converts a result to the stored type, as the chip does.
+// Converts a result to the stored type as the chip does.
 template <BinaryOp op, class T>
 T stored(Wide<T> value) {
   if constexpr (op == BinaryOp::kDiv && REC_SDK_ASCENDC_ARCH == 3510) {
@@ -72,11 +73,11 @@ T stored(Wide<T> value) {
   }
 }
 
-// Reduces the precision as far as the documentation warns: errors beyond 1e-4 for float, 1e-3 for half.
-// Kernels that need more must divide.
+// Reduces the precision of a result as far as CANN's documentation permits: errors may exceed 1e-4 for float
+// and 1e-3 for half. A kernel that needs more precision must divide.
 template <class T>
 float coarse(float value) {
-  constexpr uint32_t kKept = std::is_same_v<T, half> ? 8 : 11;  // bits of the fraction that are kept
+  constexpr uint32_t kKept = std::is_same_v<T, half> ? 8 : 11;  // number of kept bits of the fraction
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   bits &= ~((1u << (23 - kKept)) - 1);
@@ -112,7 +113,7 @@ T scalar_of(const void* scalar) {
 
 }  // namespace
 
-// ivdep: dst is equal to a or b, or overlaps neither.
+// `#pragma GCC ivdep` is valid, because dst is either equal to a or b or overlaps neither.
 template <BinaryOp op, class T, Overflow overflow>
 void binary(void* dst, const void* a, const void* b, const void*, int64_t count) {
   auto* out = static_cast<T*>(dst);
@@ -185,7 +186,7 @@ void duplicate(void* dst, const void*, const void*, const void* scalar, int64_t 
 
 template <class T>
 void reduce_sum(void* dst, const void* a, const void*, const void*, int64_t count) {
-  constexpr int64_t kRepeat = 256 / sizeof(T);  // elements that the vector unit processes at a time
+  constexpr int64_t kRepeat = 256 / sizeof(T);  // number of elements that the vector unit processes at a time
   const auto* x = static_cast<const T*>(a);
   T total{};
   for (int64_t begin = 0; begin < count; begin += kRepeat) {

@@ -28,7 +28,7 @@ void enter_stack([[maybe_unused]] void* fake_stack, [[maybe_unused]] const void*
 #endif
 }
 
-// Removes the sanitizer's marks on the stack, left by functions that never returned.
+// Clears the address sanitizer's marks of functions that were on the stack and never returned.
 void forget_stack([[maybe_unused]] void* stack, [[maybe_unused]] size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
   __asan_unpoison_memory_region(stack, bytes);
@@ -38,7 +38,7 @@ void forget_stack([[maybe_unused]] void* stack, [[maybe_unused]] size_t bytes) {
 }  // namespace
 
 Fiber::Fiber(std::function<void()> work) : work_(std::move(work)) {
-  // An inaccessible page below the stack turns an overflow into a fault.
+  // The page below the stack is inaccessible, so that a stack overflow faults.
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   mapped_ = kStackBytes + page;
   stack_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

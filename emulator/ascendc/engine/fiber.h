@@ -1,4 +1,4 @@
-// A stack for a function that can be suspended.
+// A function with its own stack, which can be suspended and resumed.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  // Runs the work from where it stopped until it stops again or ends. After its end it restarts from the top.
+  // Runs the function from where it stopped until it stops again or ends. If it has ended, it starts again.
   void resume();
-  // Called from the work: returns to the caller of resume().
+  // Suspends the function, which calls this itself, and returns to the caller of resume().
   void stop();
-  // Forgets where the work stopped; objects on its stack are not destroyed.
+  // Makes the next resume() start the function again. Objects on its stack are not destroyed.
   void rewind();
 
  private:
@@ -31,7 +31,7 @@ class Fiber {
   size_t mapped_;
   bool started_ = false;
   Context context_, resumer_;
-  // For the address sanitizer, which must be notified of every change of the stack.
+  // State for the address sanitizer, which must be notified of every switch of the stack.
   void* fake_stack_ = nullptr;
   const void* resumer_stack_ = nullptr;
   size_t resumer_bytes_ = 0;

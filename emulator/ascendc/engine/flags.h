@@ -1,4 +1,4 @@
-// The flags between the engines of a core, and the ids that queues have allocated.
+// The flags between the engines of a core, and the ids of flags that queues have allocated.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ class Flags {
     return known_[event][id];
   }
   Stamp setter(int event, int id) const { return setter_[event][id]; }
-  // Returns whether a WaitFlag consumed the flag yet; waiter() is the latest one.
+  // Returns whether any WaitFlag has consumed the flag so far; waiter() returns the latest one.
   bool was_waited_for(int event, int id) const { return (waited_[event] >> id & 1) != 0; }
   Stamp waiter(int event, int id) const { return waiter_[event][id]; }
 
-  // Returns the lowest id that is not allocated, or -1.
+  // Returns the lowest id that is not allocated; -1 if all are.
   int free_id(int event) const {
     const int free = ~taken_[event] & 0xff;
     return free == 0 ? -1 : __builtin_ctz(static_cast<unsigned>(free));

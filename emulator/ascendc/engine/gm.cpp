@@ -37,7 +37,8 @@ void GlobalMemory::begin_launch(const std::vector<Buffer>& buffers, int32_t time
     }
     ranges_.push_back(std::move(range));
   }
-  // If a buffer for reading lies inside a buffer for writing, accesses belong to the latter.
+  // Writable buffers come first: an access to a read-only buffer inside of a writable buffer counts as an
+  // access to the latter.
   std::stable_partition(ranges_.begin(), ranges_.end(),
                         [](const Range& range) { return range.buffer.access != Access::kRead; });
 }
@@ -137,8 +138,8 @@ GmRecord& GlobalMemory::record(Range& range, uint64_t number) {
   return (*chunk)[offset % kChunkLines];
 }
 
-// Prefetches the lines of a row. Rows are scattered, so without this their lines would be loaded one after
-// the other.
+// Prefetches the lines of a row. Rows are scattered in memory, so without prefetches their lines would be
+// loaded one after another.
 void GlobalMemory::prefetch(Range& range, uint64_t address, uint64_t bytes, const uint8_t* host) {
   constexpr uint64_t kMostLines = 32;
   const uint64_t first = address / kCacheLine, lines = (address + bytes - 1) / kCacheLine - first;
@@ -152,7 +153,7 @@ uint8_t* GlobalMemory::writable(Core& core, uint64_t address, uint64_t bytes, Ra
   uint8_t* host;
   std::tie(host, range) = resolve(core, address, bytes);
   if (range->buffer.access == Access::kRead) {
-    latest_ = nullptr;  // it was found without comparing with the others
+    latest_ = nullptr;  // the range was found without a comparison with the other ranges
     std::tie(host, range) = resolve(core, address, bytes);
   }
   if (range->buffer.access == Access::kRead) {

@@ -1,4 +1,4 @@
-// Accesses to global memory, and the rules for accesses to the same line.
+// The rules for accesses to global memory, line by line.
 #include <string>
 
 #include "emulator/ascendc/engine/gm.h"
@@ -6,7 +6,7 @@
 
 namespace rec_sdk::emulator {
 
-// Returns the position in the buffer of the mask's first byte.
+// Returns the position of the first byte of `mask` in the buffer.
 uint64_t GlobalMemory::byte_of(const Range& range, uint64_t number, uint64_t mask) {
   return number * kCacheLine + static_cast<uint64_t>(__builtin_ctzll(mask)) - range.begin;
 }
@@ -26,9 +26,9 @@ void GlobalMemory::unordered(Core& core, const Range& range, uint64_t number, ui
                  Core::cure(stamp_engine(other), core.engine()).c_str()));
 }
 
-// Within a phase each core runs once and without interruption. Accesses in this phase that are not the
-// running core's own are therefore from cores that ran before it, and do not change until the phase ends, so
-// they can be accumulated.
+// Returns the Others of a line; adds an entry if there is none. Within a phase, each core runs once and
+// without interruption. All accesses of other cores in this phase are therefore by cores that have already
+// run, and can be accumulated.
 GlobalMemory::Others& GlobalMemory::others_of(uint64_t number, GmLine& line) {
   if (line.others >= others_.size() || others_[line.others].number != number) {
     line.others = static_cast<uint32_t>(others_.size());
@@ -155,7 +155,7 @@ inline void GlobalMemory::touch_read(Core& core, const Range& range, uint64_t nu
 
 inline void GlobalMemory::touch_write(Core& core, const Range& range, uint64_t number, GmLine& line,
                                       uint64_t mask) {
-  // Atomic copies of several cores need no order among each other.
+  // Atomic copies need no order after other atomic copies.
   const bool atomic = core.atomic.on && core.engine() == kMte3;
   const uint64_t counts = atomic ? 0 : UINT64_MAX;
   if (const Others* others = settle(number, line)) {

@@ -1,4 +1,4 @@
-// The functions that the API in api/ calls: the instructions of a core without their types.
+// The instructions of a core, without element types: the functions that api/ calls.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace rec_sdk::emulator {
 
-// A tensor in global memory; bytes from the address on, or UINT64_MAX if unknown.
+// A tensor in global memory. `bytes` is its size, or UINT64_MAX if that is unknown.
 struct GmTensor {
   uint64_t address = 0;
   uint64_t bytes = 0;
@@ -29,7 +29,7 @@ inline UbTensor part_of(const UbTensor& tensor, uint64_t offset, uint64_t elemen
 }
 UbTensor resized(const UbTensor& tensor, uint64_t bytes);
 
-// Instructions of the scalar unit.
+// The instructions of the scalar unit.
 void load_global(const GmTensor& tensor, uint64_t index, uint64_t element_bytes, void* value);
 void store_global(const GmTensor& tensor, uint64_t index, uint64_t element_bytes, const void* value);
 void load_local(const UbTensor& tensor, uint64_t index, uint64_t element_bytes, void* value);
@@ -42,12 +42,12 @@ void wait_flag(int event, int32_t id);
 void barrier(Engine engine);
 void barrier_all();
 
-// A variable whose address identifies the type T.
+// A variable whose address identifies an element type T.
 template <class T>
 inline constexpr char kTypeTag = 0;
 
-// Blocks of block_bytes each. Strides are from the end of a block to the start of the next one: in bytes in
-// global memory, in blocks of 32 bytes in local memory.
+// A copy of `blocks` blocks of block_bytes bytes. A stride is the distance from the end of a block to the
+// start of the next one: in bytes in global memory, in blocks of 32 bytes in local memory.
 struct Copy {
   const char* name;
   const char* type;  // kTypeTag of the element type
@@ -59,22 +59,23 @@ struct Copy {
   int64_t global_stride;
   int64_t local_stride;
 };
-// The padding extends a block's local bytes to a multiple of 32.
+// The padding of a block in local memory, which extends it to a multiple of 32 bytes.
 struct Padding {
-  bool given;            // whether `value` holds an element; otherwise requested padding is undefined
+  bool given;            // whether `value` is the padding element; otherwise requested padding is undefined
   uint32_t left, right;  // number of elements
   uint64_t value;
 };
 void copy_in(const Copy& copy, const Padding& padding);
 void copy_out(const Copy& copy);
 
-// Computes dst[i] = function(a[i], b[i], scalar), i < count; operands that an instruction lacks are null.
+// A function that computes dst[i] from a[i], b[i] and scalar, for i < count. Operands that an instruction
+// does not have are null.
 using ElementFunction = void (*)(void* dst, const void* a, const void* b, const void* scalar, int64_t count);
-// Saturates infinite and NaN results while the core's mode requires it.
+// A function that saturates infinite and NaN results in place.
 using SaturateFunction = void (*)(void* values, int64_t count);
-constexpr int64_t kByMask = INT64_MIN;  // as a count: use the mask
-// The strides of an operand, in blocks of 32 bytes: between consecutive blocks, and between the first blocks
-// of consecutive repeats of eight blocks.
+constexpr int64_t kByMask = INT64_MIN;  // a count that means the mask
+// The strides of an operand, in blocks of 32 bytes. `block` is the distance between consecutive blocks, and
+// `repeat` between the first blocks of consecutive repeats, which have eight blocks each.
 struct Strides {
   uint16_t block = 1;
   uint8_t repeat = 8;
@@ -87,23 +88,23 @@ struct VectorCall {
   int64_t count;
   const UbTensor* dst;
   uint32_t dst_bytes;                    // bytes of an element
-  SaturateFunction saturate = nullptr;   // null: no saturation
-  ElementFunction saturating = nullptr;  // used instead of `function` while the core's integers saturate
+  SaturateFunction saturate = nullptr;   // null for no saturation
+  ElementFunction saturating = nullptr;  // replaces `function` while the core's integers saturate
   const UbTensor* a = nullptr;
   const UbTensor* b = nullptr;
   uint32_t src_bytes = 0;
   const void* scalar = nullptr;
   bool reads_dst = false;
-  uint8_t repeats = 1;  // as passed in the call; the mask decides how many are executed
+  uint8_t repeats = 1;  // the argument of the call; the mask determines how many repeats are executed
   Strides dst_strides = {}, a_strides = {}, b_strides = {};
 };
 void run_vector(const VectorCall& call);
 
-// Computes dst[0] = function(src[i], i < count).
+// Reduces the first `count` elements of src to dst[0].
 void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, int64_t count,
             uint32_t element_bytes, ElementFunction function, SaturateFunction saturate);
 
-// Computes dst[i] = the element of src at base + offsets[i] bytes.
+// Sets dst[i] to the element of src at offset base + offsets[i], in bytes.
 void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, uint32_t base, int64_t count,
             uint32_t element_bytes);
 

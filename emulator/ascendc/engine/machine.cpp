@@ -22,8 +22,8 @@ uint64_t next_random(uint64_t& state) {  // splitmix64
 }  // namespace
 
 Machine& Machine::local() {
-  // On the heap, because the thread-local memory of a library that is loaded late has space for little more
-  // than a pointer.
+  // The object is on the heap, because a library that is loaded late gets little more thread-local memory
+  // than a pointer needs.
   thread_local const std::unique_ptr<Machine> machine(new Machine());
   return *machine;
 }

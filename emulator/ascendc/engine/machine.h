@@ -1,4 +1,5 @@
-// Runs the cores of a launch on one thread, as fibers that yield to each other only in SyncAll.
+// The machine that runs the cores of a launch on one thread. Cores are fibers, which yield to each other only
+// in SyncAll.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,14 @@ class Machine {
   Clock& clock() { return clock_; }
   const char* kernel() const { return kernel_; }
   GlobalMemory& gm() { return gm_; }
-  // Returns when all cores have called it.
+  // Blocks the core until all cores have called this.
   void sync_all(Core& core);
-  // Checks that the workspace of a software SyncAll is zero before its first use in a launch.
+  // Checks, at the first software SyncAll of a launch, that its workspace is zero.
   void check_workspace(Core& core, const uint8_t* bytes, uint64_t count);
 
  private:
-  // A fiber and the core that runs on it. Cores run one after another on a fiber until one waits in SyncAll.
+  // A fiber and the core that runs on it. Several cores run one after another on the same fiber, until one of
+  // them waits in SyncAll.
   struct Lane {
     Lane(Machine& machine) : core(machine, *(ub = std::make_unique<UnifiedBuffer>())) {}
     std::unique_ptr<UnifiedBuffer> ub;
@@ -53,7 +55,7 @@ class Machine {
   GlobalMemory gm_;
   std::vector<std::unique_ptr<Lane>> lanes_;
 
-  // The present launch.
+  // The state of the present launch.
   const char* kernel_ = "";
   const std::function<void()>* body_ = nullptr;
   int64_t blocks_ = 0;

@@ -1,11 +1,11 @@
-// The engines of a core, and the names that the emulator prints.
+// The engines of a core, and their names in messages.
 #pragma once
 
 #include <cstdint>
 
 namespace rec_sdk::emulator {
 
-// The scalar unit, the vector unit, copies into the unified buffer (UB), and copies out of it.
+// The engines: the scalar unit, the vector unit, copies into the unified buffer (UB), and copies out of it.
 enum Engine : int32_t { kScalar = 0, kVector = 1, kMte2 = 2, kMte3 = 3 };
 constexpr int kEngines = 4;
 
@@ -14,7 +14,7 @@ inline const char* engine_name(int engine) {
   return kNames[engine];
 }
 
-// The pairs of engines with flags on a vector core, in the order of HardEventAiv.
+// The pairs of engines that have flags on a vector core, in the order of HardEventAiv.
 constexpr int kEventTypes = 13;
 constexpr int kEventIds = 8;
 

@@ -1,4 +1,4 @@
-// The rules for a tensor in local memory that is an operand of an instruction.
+// Checks of operands: tensors in local memory that an instruction reads or writes.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,7 @@ namespace rec_sdk::emulator {
 [[noreturn]] void refuse_operand(Core& core, const UbTensor& tensor, uint64_t bytes, const char* role);
 [[noreturn]] void refuse_address(Core& core, uint32_t address, const char* role);
 
-// Returns the first `bytes` bytes of the tensor; fails if the tensor was freed or is smaller.
+// Returns the range of the tensor's first `bytes` bytes. Fails if the tensor was freed or is smaller.
 inline UbSpan operand(Core& core, const UbTensor& tensor, uint64_t bytes, const char* role) {
   if (!core.buffers.has(tensor) || bytes > tensor.bytes) {
     refuse_operand(core, tensor, bytes, role);
@@ -18,7 +18,7 @@ inline UbSpan operand(Core& core, const UbTensor& tensor, uint64_t bytes, const 
   return {tensor.address, static_cast<uint32_t>(bytes)};
 }
 
-// For all engines except the scalar unit: also requires an address that is a multiple of 32 bytes.
+// Like operand(), for all engines except the scalar unit: the address must also be a multiple of 32.
 inline UbSpan aligned_operand(Core& core, const UbTensor& tensor, uint64_t bytes, const char* role) {
   const UbSpan span = operand(core, tensor, bytes, role);
   if (span.address % kUbBlock != 0) {
@@ -27,7 +27,8 @@ inline UbSpan aligned_operand(Core& core, const UbTensor& tensor, uint64_t bytes
   return span;
 }
 
-// Copies an element of 1, 2, 4 or 8 bytes; a call of memcpy would cost more than all checks.
+// Copies an element of 1, 2, 4 or 8 bytes. A call of memcpy with a variable size would take longer than all
+// checks.
 inline void copy_element(void* to, const void* from, uint64_t bytes) {
   switch (bytes) {
     case 1:

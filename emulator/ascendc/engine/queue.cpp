@@ -14,7 +14,8 @@ const char* state_name(BufferState state) {
   return kNames[static_cast<int>(state)];
 }
 
-// Waits for the flags of buffers that were freed and not allocated again.
+// Waits for the flags of buffers that were freed and not allocated again, because nothing else consumes these
+// flags.
 void take_free_flags(Core& core, int first, int number) {
   for (int i = first; i < first + number; ++i) {
     LocalBuffer& buffer = core.buffers.items[i];
@@ -26,7 +27,7 @@ void take_free_flags(Core& core, int first, int number) {
   }
 }
 
-// Checks that the pipe can be destroyed now.
+// Checks that the pipe may be destroyed now.
 void check_finished(const Core& core) {
   for (int i = 0; i < core.buffers.count; ++i) {
     const LocalBuffer& buffer = core.buffers.items[i];
@@ -54,7 +55,7 @@ void open_pipe() {
 
 void close_pipe() {
   if (running_core == nullptr || std::uncaught_exceptions() > 0) {
-    return;  // the launch has already failed
+    return;  // the launch has failed already
   }
   Core& core = *running_core;
   try {

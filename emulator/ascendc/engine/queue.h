@@ -1,4 +1,4 @@
-// Buffers in local memory, and the queues that pass them between engines.
+// The allocation of buffers in local memory, and the queues that pass them between engines.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ void open_pipe();
 void close_pipe();
 void reset_pipe();
 
-// Allocates `number` buffers of `bytes` each; returns the index of the first.
+// Allocates `number` buffers of `bytes` bytes each, and returns the index of the first one.
 int init_buffers(uint32_t number, uint64_t bytes, uint8_t position, bool scratch);
 UbTensor init_scratch(uint64_t bytes, uint8_t position);
-// Returns the tensor of a TBuf; fails unless InitBuffer created it.
+// Returns the tensor of a TBuf. Fails unless InitBuffer has allocated it.
 UbTensor scratch(const UbTensor& buffer);
-// Returns bytes [offset, offset + bytes) of it.
+// Returns bytes [offset, offset + bytes) of the tensor of a TBuf.
 UbTensor scratch_part(const UbTensor& buffer, uint64_t offset, uint64_t bytes);
 UbTensor allocate_static(uint32_t& head, uint64_t bytes, uint8_t position);
 
@@ -24,8 +24,8 @@ int allocate_flag(int event);
 void release_flag(int event, int32_t id);
 int fetch_flag(int event);
 
-// Indices of kEvents: the flag that EnQue sets and DeQue waits for, and the flag that FreeTensor sets and
-// AllocTensor waits for.
+// The types of a queue's flags, as indices into kEvents. EnQue sets `ready` and DeQue waits for it;
+// FreeTensor sets `free` and AllocTensor waits for it.
 struct QueueEvents {
   int ready, free;
 };
@@ -52,7 +52,7 @@ class Queue {
 
   QueueEvents events_;
   int depth_;
-  uint32_t pipe_ = 0;  // LocalBuffers::pipe at the time of InitBuffer
+  uint32_t pipe_ = 0;  // the value of LocalBuffers::pipe at the time of InitBuffer
   int first_ = 0;
   int number_ = 0;
   int cursor_ = 0;

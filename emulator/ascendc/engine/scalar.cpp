@@ -1,4 +1,4 @@
-// The scalar unit: single values, flags, and the synchronization of cores.
+// The scalar unit: accesses to single values, flags, and the synchronization of cores.
 #include <cstring>
 
 #include "emulator/ascendc/engine/gm.h"

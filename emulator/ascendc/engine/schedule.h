@@ -1,5 +1,5 @@
-// The time at which the engines of a core execute instructions: immediately (eager), only when something must
-// wait for them (late), or at random. Every check of an instruction is made when it is issued; only its
+// The schedule of a core's engines. They execute instructions immediately (eager), only when something must
+// wait for them (late), or at random times. An instruction is always checked when it is issued; only its
 // effect is delayed.
 #pragma once
 
@@ -19,10 +19,11 @@ class Schedule {
  public:
   explicit Schedule(Core& core) : core_(core) {}
 
-  // Called when a core starts, with nothing left from the last one.
+  // Starts the schedule of a core. No task of the previous core may be left.
   void start(int64_t core_index);
 
-  // `effect` may refer to the stack; keep() returns a copy that does not.
+  // Executes the effect of an instruction now or later. `effect` may refer to objects on the stack; keep()
+  // returns a copy that does not, for later execution.
   template <class Effect, class Keep>
   void run(Engine engine, const Effect& effect, const Keep& keep) {
     if (eager_) {
@@ -35,12 +36,13 @@ class Schedule {
   void run(Engine engine, const Effect& effect) {
     run(engine, effect, [&] { return effect; });
   }
-  // Returns whether effects are immediate.
+  // Returns whether effects are executed immediately.
   bool eager() const { return eager_; }
-  // `of_library`: see Core::set_flag(); several settings of such a flag are counted, as CANN's code expects.
+  // `of_library` is explained at Core::set_flag(). If such a flag is set several times before it is consumed,
+  // the settings are counted, as CANN's code expects.
   void set_flag(int event, int id, bool of_library);
   void wait_flag(int event, int id);
-  // Runs the engine, or all engines, until nothing is queued.
+  // Runs the engine, or all engines, until no task is queued.
   void finish(Engine engine);
   void finish_all();
 
@@ -55,7 +57,7 @@ class Schedule {
 
   void add(Engine engine, Task task);
   bool step(int engine);
-  // Runs engines until the flag is set, and no further than necessary.
+  // Runs engines until the flag is set, but no more tasks than necessary.
   void raise(int event, int id);
   void set(const Task& task);
   uint64_t random();

@@ -1,4 +1,4 @@
-// The local memory of a core, with the last access to each 32-byte block, and the bytes that hold data.
+// The local memory of a core. It records the last accesses to each 32-byte block, and which bytes hold data.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace rec_sdk::emulator {
 
-constexpr uint32_t kUbBytes = 256 * 1024;  // the size of the largest chip
+constexpr uint32_t kUbBytes = 256 * 1024;  // the size on the largest chip
 constexpr uint32_t kUbBlocks = kUbBytes / kUbBlock;
 
 struct UbSpan {
@@ -29,19 +29,20 @@ class UnifiedBuffer {
 
   uint8_t* at(uint32_t address) { return bytes_ + address; }
 
-  // Drops all data when a core starts; everything written from then on has a later stamp.
+  // Drops all data when a core starts: only bytes that are written later than `start` hold data.
   void forget(Stamp start) { start_ = start; }
-  // Also drops all accesses, when the clock restarts.
+  // Drops all data and all recorded accesses, when the clock restarts.
   void forget_times();
 
-  // Returns whether a read or a write of the span breaks no rule. Most accesses are decided by a quick test;
-  // otherwise the functions below check block by block.
+  // may_read() and may_write() return whether an access to the span obeys the rules. A quick test decides
+  // most accesses; otherwise the functions below check each block.
   bool may_read(UbSpan span, const Limits& limits) const {
     return was_written_at_once(span, limits) ||
            ((within(page_writes_, span, limits) || unordered_write(span, limits) == kNone) &&
             first_unwritten(span) == kNone);
   }
-  // Returns the result of the quick test for one element, of which the scalar unit reads many.
+  // Returns whether a quick test shows that an element may be read. The scalar unit reads many single
+  // elements.
   bool holds_element(UbSpan span, const Limits& limits) const {
     const Block& block = blocks_[span.first_block()];
     const uint64_t bytes = ((uint64_t{1} << span.bytes) - 1) << span.address % kUbBlock;
@@ -52,14 +53,15 @@ class UnifiedBuffer {
            (within(page_writes_, span, limits) || unordered_write(span, limits) == kNone);
   }
 
-  // Returns the first block of the span whose last write (or read) is not within the limits, or kNone.
+  // Return the first block of the span whose last write, or read, is not within the limits; kNone if there is
+  // none.
   uint32_t unordered_write(UbSpan span, const Limits& limits) const;
   uint32_t unordered_read(UbSpan span, const Limits& limits) const;
-  // Returns the first byte of the span that was never written, or kNone.
+  // Returns the first byte of the span that holds no data; kNone if there is none.
   uint32_t first_unwritten(UbSpan span) const;
 
   Stamp last_write(uint32_t block) const { return blocks_[block].write; }
-  // Returns the stamp of a read of the block that is not within the limits.
+  // Returns the stamp of a read of the block that is not within the limits, which must exist.
   Stamp read_beyond(uint32_t block, const Limits& limits) const;
 
   void mark_read(UbSpan span, Stamp stamp) {
@@ -79,18 +81,18 @@ class UnifiedBuffer {
     mark_pages(page_writes_, span, stamp);
   }
   void mark_unwritten(UbSpan span);
-  // Records that a span was written and that all of it except `data` is undefined.
+  // Records that a span was written, and that all of its bytes outside of `data` are undefined.
   void mark_undefined(UbSpan span, UbSpan data);
 
  private:
   static constexpr uint32_t kWhole = UINT32_MAX;
 
   struct Block {
-    Stamp write;     // the latest write
+    Stamp write;     // stamp of the latest write
     uint32_t valid;  // one bit per byte that holds data, if the write is by the running core
   };
 
-  // Returns both members as one integer, for comparison.
+  // Returns both members of a block as one integer, for comparisons.
   static uint64_t bits_of(const Block& block) {
     uint64_t bits;
     static_assert(sizeof(bits) == sizeof(block));
@@ -98,8 +100,8 @@ class UnifiedBuffer {
     return bits;
   }
 
-  // The latest access of each engine to any block of a page. If all of these are within the limits, no block
-  // needs to be checked.
+  // The latest access of each engine to each page of 1 KiB. If all of these are within the limits, the blocks
+  // of the page need not be checked.
   static constexpr uint32_t kPageBytes = 1024, kPages = kUbBytes / kPageBytes;
 
   static bool within(const Limits (&pages)[kPages], UbSpan span, const Limits& limits) {
@@ -121,7 +123,7 @@ class UnifiedBuffer {
     }
   }
 
-  // Returns the bits of the block's bytes that are in the span.
+  // Returns the mask of the block's bytes that are in the span.
   static uint32_t mask_of(uint32_t block, UbSpan span) {
     const uint32_t start = block * kUbBlock;
     const uint32_t from = span.address > start ? span.address - start : 0;
@@ -130,8 +132,8 @@ class UnifiedBuffer {
   }
   uint32_t valid(uint32_t block) const { return blocks_[block].write > start_ ? blocks_[block].valid : 0; }
 
-  // Returns whether one instruction of this core, within the limits, was the last to write all blocks of the
-  // span, and every byte of it holds data. All bytes of the blocks before the last one are examined.
+  // Returns whether every byte of the span holds data, and a single instruction of this core, within the
+  // limits, was the last to write all of its blocks. All blocks but the last must hold data completely.
   bool was_written_at_once(UbSpan span, const Limits& limits) const {
     const uint32_t last = span.end_block() - 1;
     const Stamp write = blocks_[last].write;

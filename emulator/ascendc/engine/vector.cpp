@@ -1,4 +1,4 @@
-// The vector unit.
+// The instructions of the vector unit.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -13,7 +13,8 @@
 namespace rec_sdk::emulator {
 namespace {
 
-// Checks that operands overlap only if they are identical: instructions may work in place.
+// Checks that dst and src are identical or do not overlap. Identical operands are allowed, because
+// instructions may work in place.
 void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_places, const char* role) {
   if (dst.overlaps(src) && !same_places) {
     core.fail(text("dst [%u, %u) overlaps %s [%u, %u): only the same tensor may be both", dst.address,
@@ -23,7 +24,7 @@ void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_p
 
 using Sources = std::array<Operand, 2>;
 
-// The treatment of values, determined by the control register when the instruction was issued.
+// What an instruction does to values, which depends on the control register at the time when it is issued.
 struct Effect {
   ElementFunction function;
   SaturateFunction saturate;  // null: no saturation
@@ -36,7 +37,8 @@ Effect effect_of(const Core& core, const VectorCall& call) {
           call.dst_bytes};
 }
 
-// Applies the function to the values of the operands; operands that an instruction lacks have no address.
+// Applies the function to the values of the operands. It gets a null pointer for an operand that the
+// instruction does not have.
 void apply(UnifiedBuffer& ub, const Effect& effect, const Operand& dst, const Sources& sources,
            const void* scalar) {
   const auto at = [&](const Operand& operand, uint64_t begin) {
@@ -51,7 +53,7 @@ void apply(UnifiedBuffer& ub, const Effect& effect, const Operand& dst, const So
   if (side_by_side(dst) && side_by_side(sources[0]) && side_by_side(sources[1])) {
     return run(0, dst.bytes());
   }
-  // Operands with strides have elements of the same size.
+  // If operands have strides, all operands have elements of the same size.
   const uint64_t most = std::min({dst.run_bytes(), sources[0].run_bytes(), sources[1].run_bytes()});
   for (uint64_t begin = 0; begin < dst.bytes(); begin += most) {
     run(begin, std::min(most, dst.bytes() - begin));
@@ -70,8 +72,8 @@ void check_write(const Core& core, const Operand& operand) {
   if (!allowed) operand.each_block([&](const UbSpan& span) { core.check_write(span); });
 }
 
-// Returns the number of values that an instruction works on. An instruction with a count resets the mask to
-// its initial state when it ends.
+// Returns the number of values that an instruction processes. An instruction with a count resets the mask to
+// its initial state.
 int64_t values_of(Core& core, int64_t count) {
   if (count == kByMask) {
     if (!core.mask.counter || core.mask.count == VectorMask::kAll) {
@@ -107,7 +109,7 @@ void count_instruction(Core& core, int64_t count, int64_t cycles) {
   core.counters.vector_cycles += cycles;
 }
 
-// Sets a flag and waits for it immediately.
+// Orders engine `to` after engine `from`: sets a flag and waits for it immediately.
 void pass(Core& core, Engine from, Engine to) {
   const int event = event_index(from, to);
   const int id = fetch_flag(event);
@@ -169,8 +171,8 @@ void run_vector(const VectorCall& call) {
   count_instruction(core, values, cycles);
 }
 
-// Follows CANN's library on 2201: the vector unit sums into a register, the scalar unit stores it, and flags
-// of the pipe order both.
+// On 2201 this follows CANN's library: the vector unit adds into a register, the scalar unit stores the
+// register, and flags of the pipe order the two.
 void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, int64_t count,
             uint32_t element_bytes, ElementFunction function, SaturateFunction saturate) {
   static_cast<void>(scratch);
@@ -204,7 +206,8 @@ void reduce(const UbTensor& dst, const UbTensor& src, const UbTensor& scratch, i
 
 namespace {
 
-// 950 has 16 bits for the index of a 16-bit element; A2 and A3 have 32 bits for its byte offset.
+// The index of a 16-bit element has 16 bits on 950, which bounds its byte offset. On A2 and A3 the byte
+// offset has 32 bits.
 constexpr uint32_t kMostOffset16 = (1u << 17) - 1;
 
 void check_reach(Core& core, Stamp issued, uint32_t offset, int64_t i, uint32_t element_bytes) {
@@ -214,7 +217,7 @@ void check_reach(Core& core, Stamp issued, uint32_t offset, int64_t i, uint32_t 
   }
 }
 
-// Returns element i, at byte `begin` of src.
+// Returns the span of element i, which is at byte `begin` of src, and checks it.
 UbSpan gathered(Core& core, Stamp issued, const UbSpan& from, uint64_t begin, int64_t i,
                 uint32_t element_bytes) {
   if (begin % element_bytes != 0 || begin + element_bytes > from.bytes) {
@@ -243,7 +246,8 @@ void gather(const UbTensor& dst, const UbTensor& src, const UbTensor& offsets, u
   check_overlap(core, to, from, false, "src");
   core.check_read(at);
   core.check_write(to);
-  // The bytes read are known only at execution, so their order is checked only if execution is immediate.
+  // Which bytes are read is known only at execution, so the order of these reads is checked only if
+  // instructions are executed immediately.
   core.schedule.run(kVector, [=, &core, issued = core.stamp(), checks = core.schedule.eager()] {
     for (int64_t i = 0; i < count; ++i) {
       uint32_t offset;

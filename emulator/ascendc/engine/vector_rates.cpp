@@ -7,7 +7,7 @@ namespace {
 
 const VectorRate& rate_of(const char* name) {
   for (const VectorRate& rate : kVectorRates) {
-    // Nearly all names differ in their first letter, so it is compared first.
+    // The first letter is compared first, because it differs for nearly all names.
     if (rate.name[0] == name[0] && std::strcmp(rate.name, name) == 0) {
       return rate;
     }
