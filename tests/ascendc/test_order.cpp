@@ -78,9 +78,8 @@ const Steps<Memory> kHazards[] = {
     {{fill, barrier<PIPE_MTE2>}, {barrier<PIPE_V>}, {add}, {"PipeBarrier<PIPE_V>"}},
     {{in}, {barrier<PIPE_MTE2>}, {in}, {"PipeBarrier<PIPE_MTE2>"}},
     // Without the step in the middle there is no chain of waits from the copy in to the copy out. An engine
-    // that
-    // waits for another engine is also ordered after everything that the other engine has waited for, and the
-    // scalar unit issues later instructions only after its wait.
+    // that waits for another engine is also ordered after everything that the other engine has waited for.
+    // The scalar unit issues later instructions only after its wait.
     {{in}, {flag<Event::MTE2_V>}, {fill_next, flag<Event::V_MTE3>, out}, {"HardEvent::MTE2_MTE3"}},
     {{in}, {flag<Event::MTE2_S>}, {out}, {"HardEvent::MTE2_MTE3"}},
     // A WaitFlag that precedes a SetFlag in the source may run after it, because engines may be late.

@@ -1,4 +1,4 @@
-// The bytes that kernels moved, from the counters of the emulated cores.
+// The number of bytes that kernels moved, computed from the counters of the emulated cores.
 #pragma once
 
 #include <cstdlib>
@@ -10,9 +10,9 @@ namespace ascendc_tests {
 
 constexpr int64_t kAllCores = 48;
 constexpr double kMostBytes = 1.15;      // relative to the minimum
-constexpr double kMostImbalance = 1.10;  // relative to a perfect balance, taking bytes for time
+constexpr double kMostImbalance = 1.10;  // bytes of the busiest core, relative to the mean of all cores
 
-// One counter of a kernel, by core.
+// Returns the values of a kernel's counter, one for each core, from the counters as JSON.
 inline std::vector<int64_t> counter(const std::string& json, const std::string& kernel,
                                     const std::string& name) {
   size_t at = json.find("\"" + kernel + "\"");
@@ -28,10 +28,10 @@ inline std::vector<int64_t> counter(const std::string& json, const std::string& 
 }
 
 struct Moved {
-  int64_t bytes = 0;  // a read of the scalar unit is a cache line
+  int64_t bytes = 0;  // counts a whole cache line for each read by the scalar unit
   int64_t of_busiest_core = 0;
 
-  // The busiest core relative to the mean of all.
+  // Returns the bytes of the busiest core, relative to the mean of all cores.
   double imbalance() const {
     return bytes == 0 ? 0 : static_cast<double>(of_busiest_core * kAllCores) / static_cast<double>(bytes);
   }

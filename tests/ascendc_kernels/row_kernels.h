@@ -1,4 +1,5 @@
-// The kernels of lookups and of copies, each with its name and buffers, by the type of its arguments.
+// Functions that return the kernel of a lookup or a copy, with its name and buffers, for the kernel's
+// arguments.
 #pragma once
 
 #include "emulator/kernels/lookup_buffers.h"
@@ -19,7 +20,7 @@ struct Kernel {
   rec_sdk::emulator::Buffers buffers;
   std::function<void()> body;
 
-  // Runs it; the title, if any, goes before its name.
+  // Runs the kernel. Error messages name it, preceded by `title` if that is not empty.
   void run(int64_t cores, const std::string& title = "") const {
     ascendc_tests::run(title.empty() ? name : title + ": " + name, cores, buffers, body);
   }

@@ -1,5 +1,6 @@
-// Shared by the tests of the AscendC kernels. Each runs a kernel on the emulated vector cores and compares
-// bit by bit with the CPU kernel; the emulator throws for operations that the hardware does not allow.
+// Functions for the tests of the AscendC kernels. A test runs a kernel on the emulated vector cores and
+// compares its results bit by bit with the CPU kernel's. The emulator throws for operations that the hardware
+// does not allow.
 #pragma once
 
 #include <functional>
@@ -17,7 +18,8 @@ using rec_sdk::DType;
 constexpr int64_t kDims[] = {1, 3, 8, 16, 20, 64, 100, 128, 200, 1000, 4096, 5000};
 constexpr int64_t kCores[] = {1, 7, 48};
 
-// Widths of rows up to 100,000; in full tests also 10 in 100 apart, each with its neighbours.
+// Returns widths of rows from 1 to 100,000. Full tests have many more: steps of about 10 %, and for each
+// width the next smaller and larger one.
 inline std::vector<int64_t> widths() {
   if (!full_tests()) return {7, 129, 8193, 42503, 100000};
   std::vector<int64_t> list;
@@ -28,7 +30,8 @@ inline std::vector<int64_t> widths() {
   return list;
 }
 
-// Fewer for wide rows: about this many values altogether, but enough for several tiles.
+// Returns `count`, reduced for wide rows so that all rows together have about kValues values; at least 40,
+// which are enough for several tiles.
 inline int64_t scaled(int64_t count, int64_t dim) {
   constexpr int64_t kValues = 200000;
   return std::min(count, std::max<int64_t>(40, kValues / dim));

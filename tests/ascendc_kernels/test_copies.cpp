@@ -1,4 +1,4 @@
-// gather_rows, scatter_rows and swap_rows.
+// Tests of gather_rows, scatter_rows and swap_rows.
 #include "tests/ascendc_kernels/row_kernels.h"
 
 using ascendc_tests::check_bits;
@@ -38,7 +38,7 @@ void check_copies(int64_t bytes, int64_t count) {
   }
 }
 
-// Whether the slot of row i has a victim: never, always, sometimes.
+// Functions that return whether the slot of row i has a victim: never, always, or for some rows.
 constexpr bool (*kLeaves[])(int64_t i, int64_t count) = {
     [](int64_t, int64_t) { return false; },
     [](int64_t, int64_t) { return true; },

@@ -1,5 +1,6 @@
-// The bytes that lookups move on a batch with power-law bag lengths, relative to the minimum, and their
-// balance over the cores: counted by the emulator, not measured on a chip.
+// Checks how many bytes the lookup and copy kernels move, relative to the minimum, and how evenly the cores
+// share them. The lookups' batch has bag lengths of a power law. The emulator counts the bytes; nothing is
+// measured on a chip.
 #include "tests/ascendc_kernels/costs.h"
 #include "tests/ascendc_kernels/row_kernels.h"
 
@@ -25,7 +26,8 @@ void check_costs(const ascendc_tests::Kernel& kernel, const std::string& title, 
   CHECK(moved.imbalance() <= ascendc_tests::kMostImbalance);
 }
 
-// Bags from empty ones to some of 500 lookups, almost half of a core's share: P(length >= x) ~ x^-1.2.
+// Returns offsets of bags with random lengths, P(length >= x) ~ x^-1.2. Some bags are empty; the longest have
+// 500 lookups, almost half of a core's share.
 std::vector<int64_t> power_law_offsets(Random* random, int64_t bags) {
   std::vector<int64_t> offsets{0};
   for (int64_t k = 0; k < bags; ++k) {
@@ -87,7 +89,7 @@ void check_copies(int64_t bytes, int64_t count) {
   for (int64_t i = 0; i < count; ++i) victim_indices.push_back(static_cast<int32_t>(i));
   const rec_sdk::SwapRows swap{cache.data(), rows.data(), victims.data(), slots.data(), victim_indices.data(),
                                bytes,        count,       count,          count};
-  // The slots are read twice.
+  // The minimum includes 12 bytes of indices per row, because the kernel reads the slots twice.
   check_costs(kernel_of(swap), title, count * (4 * bytes + 12));
 }
 

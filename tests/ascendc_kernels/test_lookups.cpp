@@ -1,4 +1,4 @@
-// lookup_sequence, lookup_pooled and pooled_weights_grad.
+// Tests of lookup_sequence, lookup_pooled and pooled_weights_grad.
 #include "op_kernels/common/ascendc/blocks.h"
 #include "tests/ascendc_kernels/row_kernels.h"
 #include "tests/kernels/lookup_batch.h"
@@ -53,7 +53,7 @@ void check_weights_grad(const LookupBatch& batch, const std::string& title) {
 }
 
 std::vector<BagShape> shapes_for(int64_t dim) {
-  std::vector<int64_t> powers;  // lengths of a power law
+  std::vector<int64_t> powers;  // lengths that follow a power law
   Random random(dim);
   for (int64_t bag = 0; bag < 96; ++bag) {
     powers.push_back(scaled(2 << (random.below(1 << 8) == 0 ? 7 : random.below(4)), dim) - 2);
@@ -65,13 +65,13 @@ std::vector<BagShape> shapes_for(int64_t dim) {
       {"empty bags", 5, 3, std::vector<int64_t>(20, 0)},
       {"power law", 12, 0, powers}};
   shapes[2].lengths[40] = scaled(5000, dim);
-  // Bags of equal length: the rows of neighbours are 255 UB blocks apart, or slightly more, if dim is 64 or
-  // 128.
+  // With bags of equal length and a dim of 64 or 128, the rows of adjacent bags are 255 or slightly more UB
+  // blocks apart.
   for (const int64_t length : {1, 2, 15, 16, 31, 32}) {
     shapes.push_back({"equal bags", 20, 0, std::vector<int64_t>(40, length)});
     shapes.back().lengths[33] = 3;
   }
-  if (dim <= 64) {  // more than a window of the search for a core's share
+  if (dim <= 64) {  // more bags than fit in a window of the search for a core's share
     shapes.push_back({"many bags", 300, 100, {}});
     for (int64_t bag = 0; bag < 2000; ++bag) shapes.back().lengths.push_back(random.below(3));
   }
@@ -89,8 +89,8 @@ void check_bags(int64_t dim, DType dtype, const std::vector<BagShape>& shapes) {
   }
 }
 
-// Rows that are read in several loads, each of which reads the slots of its tile. There are more lookups than
-// three chunks of a core's stream of slots hold.
+// Rows so wide that a bag is read in several loads, each of which reads the slots of its tile. A core has
+// more lookups than fit in three chunks of its stream of slots.
 void check_slots_of_loads() {
   std::vector<int64_t> lengths(460, 7);
   lengths[40] = 90;

@@ -1,4 +1,5 @@
-// Optimizers with other numbers of states than the real ones, compared with the same formula on floats.
+// Tests optimizers with other numbers of states than real optimizers have. Results are compared with the same
+// formula computed on single floats.
 #include "op_kernels/common/aggregate.h"
 #include "tests/ascendc_kernels/update_batch.h"
 
@@ -14,7 +15,8 @@ using rec_sdk::Numbers;
 using rec_sdk::REC_SDK_ISA::NoValues;
 using rec_sdk::REC_SDK_ISA::Pass;
 
-// Row states after element states, and a second pass that reads the results of the first.
+// An optimizer with any number of element states and row states, and with one or two passes; the second pass
+// reads the results of the first.
 template <int kElement, int kRow, int kPasses>
 struct Mixed {
   static constexpr int kElementStates = kElement, kRowStates = kRow;
@@ -59,7 +61,7 @@ struct Mixed {
   }
 };
 
-// A row of a cache: its gradient, and its record.
+// A row of a cache, by its gradient and its record.
 struct Row {
   const float* g;
   float max_gradient;

@@ -1,4 +1,4 @@
-// Formulas on planes in UB compared bit by bit with the same formulas on floats.
+// Compares formulas on planes, which are vectors in UB, bit by bit with the same formulas on floats.
 #include <cmath>
 
 #include "op_kernels/common/ascendc/plane_count.h"
@@ -16,7 +16,7 @@ using rec_sdk::ascendc::PlaneTally;
 
 constexpr int64_t kCount = 200;
 
-// Operations that change a by b.
+// Formulas that update a from b.
 struct Arithmetic {
   template <class T>
   constexpr void operator()(T& a, const T& b) const {
@@ -40,14 +40,15 @@ struct InPlace {
     a *= 0.75f;
   }
 };
-// A deep expression.
+// A deeply nested expression.
 struct Balanced {
   template <class T>
   constexpr void operator()(T& a, const T& b) const {
     a = ((a + b) * (a - b) - (a * b) * (b * b)) / ((a * a) * (b + a) + (a - b) * (a + 1.0f));
   }
 };
-// Named results, which live until the end: as many as the pool has planes.
+// The number of named results in `Named`. All of them live until the end of the formula, so they need as many
+// planes.
 constexpr int kNamed = 9;
 struct Named {
   template <class T>

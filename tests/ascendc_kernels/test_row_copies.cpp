@@ -1,4 +1,5 @@
-// Pairs of rows that share a copy: the number of copies, and slots too far apart to share one.
+// Tests that one copy instruction transfers a pair of rows: checks the number of copies, and rows that are
+// too far apart to share a copy.
 #include <sys/mman.h>
 
 #include <numeric>
@@ -31,15 +32,17 @@ Copies copies_of(const ascendc_tests::Kernel& kernel) {
   return {sum("mte2_instructions"), sum("mte3_instructions")};
 }
 
-// Checks that rows take `least` copies or few more.
+// Checks that the number of copies is `least`, the number for the rows, plus at most kOthers other copies.
 void check_count(const std::string& title, int64_t copies, int64_t least) {
-  constexpr int64_t kOthers = 150;  // of slots, offsets, gradients, and tiles with an odd row
+  constexpr int64_t kOthers =
+      150;  // for slots, offsets, gradients, and the last row of tiles with an odd number of rows
   std::printf("%s: %lld copies, at least %lld for the rows\n", title.c_str(), static_cast<long long>(copies),
               static_cast<long long>(least));
   CHECK(copies >= least && copies <= least + kOthers);
 }
 
-// `copies`: for that many rows in the order of `slots`.
+// Checks the number of copies by each kernel; `copies` is the number that the rows need in the order of
+// `slots`.
 void check_counts(const std::string& title, const std::vector<int32_t>& slots, int64_t copies) {
   constexpr int64_t kDim = 24, kBag = 5;
   const auto count = static_cast<int64_t>(slots.size());
@@ -76,7 +79,7 @@ void check_counts(const std::string& title, const std::vector<int32_t>& slots, i
   check_count(title + "swap_rows, out", swapped.out, copies);
 }
 
-// Memory whose pages are committed when they are written.
+// A large range of memory; only pages that are written take physical memory.
 class Sparse {
  public:
   explicit Sparse(int64_t bytes)
@@ -93,7 +96,8 @@ class Sparse {
   void* data_;
 };
 
-// The gap in a copy has 31 bits: neighbouring slots share a copy, distant ones do not.
+// A copy has 31 bits for the gap between two rows. Rows at neighbouring slots share a copy; more distant rows
+// do not.
 void check_far_rows() {
   constexpr int64_t kDim = 16, kSlots = 4, kPitch = int64_t{5} << 28;
   const Sparse memory(kSlots * kPitch);
@@ -127,7 +131,7 @@ void check_far_gradients() {
     for (int64_t c = 0; c < kDim; ++c) grad[b * kStride + c] = static_cast<float>(b + c);
   }
   for (int64_t i = 0; i < kBags * kBag; ++i) {
-    float sum = 0;  // of whole numbers, exact in every order
+    float sum = 0;  // the terms are whole numbers, so the sum is exact in every order
     for (int64_t c = 0; c < kDim; ++c) sum += weights[slots[i] * kDim + c] * grad[i / kBag * kStride + c];
     expected.push_back(sum);
   }

@@ -1,4 +1,5 @@
-// swap_lookup_sequence and swap_lookup_pooled: the bits of a swap on the CPU followed by lookups.
+// Checks that swap_lookup_sequence and swap_lookup_pooled are bit-identical to a swap followed by lookups on
+// the CPU.
 #include "op_kernels/common/ascendc/blocks.h"
 #include "tests/ascendc_kernels/row_kernels.h"
 #include "tests/kernels/lookup_batch.h"
@@ -20,7 +21,7 @@ namespace {
 
 constexpr int64_t kSlots = Table::kSlots;
 
-// Victims of the fetched rows: none, and then there are no positions either; all; some.
+// Which slots of fetched rows have a victim. With kNone, `victim_indices` is null.
 enum class Victims { kNone, kAll, kSome };
 constexpr Victims kVictims[] = {Victims::kNone, Victims::kAll, Victims::kSome};
 
@@ -31,7 +32,7 @@ struct Swap {
   std::vector<int32_t> slots, victim_indices;
   rec_sdk::Weights weights;  // of `after`
 
-  // The last slot keeps its row.
+  // Swaps random slots, but never the last slot.
   Swap(Random* random, const Table& table, int64_t count_, Victims victims)
       : count(count_), bytes(table.weights.stride_bytes), weights(table.weights) {
     before = table.bytes;
@@ -73,7 +74,8 @@ struct Swap {
             static_cast<int64_t>(left.size()) / bytes};
   }
 
-  // `call` runs a kernel for the weights of a cache, and the arguments of a swap in it.
+  // Calls call(weights, arguments of the swap), which must run a kernel, and checks the victims and the cache
+  // after it.
   template <class Call>
   void check(const std::string& title, int64_t cores, const Call& call) const {
     std::vector<uint8_t> cache = before, out(left.size());
@@ -85,8 +87,8 @@ struct Swap {
   }
 };
 
-// Neighbours in the order of origins that are not neighbours in memory: the last slot and the first fetched
-// row.
+// Puts pairs of lookups into the batch whose origins are adjacent numbers, but whose rows are not adjacent in
+// memory: the last slot and the first fetched row.
 void put_neighbours(const Swap& swap, std::vector<int32_t>* lookups) {
   for (size_t j = 4; j + 1 < lookups->size() && j < 8 && swap.count > 0; j += 2) {
     (*lookups)[j] = static_cast<int32_t>(kSlots - 1);

@@ -1,4 +1,5 @@
-// Tiles of an update fit into UB at any width of rows, and no wider tile would.
+// Checks that the planned tiles of an update fit into UB at any width of rows, and that wider tiles would
+// not.
 #include <initializer_list>
 
 #include "op_kernels/common/ascendc/tile_plan.h"
@@ -12,7 +13,7 @@ using rec_sdk::ascendc::TilePlan;
 
 namespace {
 
-constexpr int64_t kOtherBytes = 24576;  // the most that index windows take
+constexpr int64_t kOtherBytes = 24576;  // the maximum size of index windows
 
 int64_t bytes_of(const RecordShape& shape, RowNeeds needs, const BesideTile& beside, const TilePlan& plan) {
   const int64_t of_rows =
@@ -29,14 +30,15 @@ void check(const RecordShape& shape, RowNeeds needs, const BesideTile& beside, i
   using rec_sdk::ascendc::kLanes;
   CHECK(plan.width % kLanes == 0);
   const int64_t tiles = rec_sdk::ascendc::ceil_div(shape.dim, plan.width);
-  TilePlan wider = plan;  // one tile less for all columns, and no two rows at the same banks
+  TilePlan wider =
+      plan;  // covers all columns with one tile less; the pitch avoids bank conflicts between rows
   wider.rows = 1;
   wider.pitch = rec_sdk::ascendc::align_up(rec_sdk::ascendc::ceil_div(shape.dim, tiles - 1), kLanes) + kLanes;
   CHECK(bytes_of(shape, needs, beside, wider) > rec_sdk::ascendc::kUbBytes);
 }
 
-// The bytes that UpdateTiles is compiled with grow with the needs of a tile, and limit the plan for wide
-// rows.
+// narrowest_tile_bytes, which UpdateTiles uses at compile time, depends on the needs of a tile and equals the
+// size of the narrowest plan for wide rows.
 void check_narrowest() {
   using rec_sdk::ascendc::narrowest_tile_bytes;
   const RecordShape wide{1 << 24, 0, 4, 3, 2, 0, 0, true};

@@ -1,5 +1,5 @@
-// The bytes that update_rows and accumulate_rows move on a batch with power-law ids, relative to the minimum,
-// and their balance over the cores: counted by the emulator, not measured on a chip.
+// Checks how many bytes update_rows and accumulate_rows move for a batch with power-law ids, relative to the
+// minimum, and how evenly the cores share them. The emulator counts the bytes; nothing is measured on a chip.
 #include <cmath>
 #include <map>
 
@@ -14,7 +14,8 @@ using rec_sdk::DType;
 
 namespace {
 
-// Lookups of each row, in the order in which their ids first appear: id i with probability ~ i^-exponent.
+// Draws ids, id i with a probability proportional to i^-exponent, and returns the number of lookups of each
+// distinct id in order of first appearance.
 std::vector<int32_t> power_law(Random* random, int64_t lookups, int64_t ids, double exponent) {
   std::vector<double> cumulative;
   double sum = 0;
@@ -39,7 +40,7 @@ int64_t least_bytes(const Batch& batch, int64_t record_bytes) {
 void check_costs(const std::string& title, int64_t least, const char* kernel) {
   const std::string json = rec_sdk_emulator_counters();
   rec_sdk_emulator_reset_counters();
-  int64_t bytes = 0, time = 0;  // of the busiest core of each launch
+  int64_t bytes = 0, time = 0;  // time: bytes of the busiest core, summed over launches
   std::printf("%s:", title.c_str());
   for (const std::string& launch : {std::string("sum_chunks"), std::string(kernel)}) {
     const ascendc_tests::Moved moved = ascendc_tests::moved_by(json, launch);

@@ -1,4 +1,4 @@
-// update_rows and accumulate_rows on emulated vector cores: the bits of the CPU kernels.
+// Checks that update_rows and accumulate_rows on emulated vector cores are bit-identical to the CPU kernels.
 #include "op_kernels/common/aggregate.h"
 #include "tests/ascendc_kernels/update_batch.h"
 
@@ -20,9 +20,9 @@ static_assert(rec_sdk::ascendc::kSumBlock == rec_sdk::REC_SDK_ISA::kBlock,
 
 namespace {
 
-// Optimizers and their data types. Late engines find missing waits, and another chip finds other
-// instructions; both are independent of optimizer and type, so these runs take them and the numbers of cores
-// in turn.
+// Whether this run repeats the tests with other engine timings, which find missing waits, or with another
+// chip, which has other instructions. Such faults depend little on optimizer, data type and number of cores,
+// so a repeated run tests fewer combinations of them.
 const bool kOnceMore =
     std::getenv("REC_SDK_EMULATED_ENGINES") != nullptr || std::getenv("REC_SDK_EMULATED_SOC") != nullptr;
 Deal deal(kOnceMore ? 13 : 5);
@@ -71,7 +71,8 @@ void check_split(int64_t dim, const std::vector<int32_t>& lengths, int64_t gradi
   check_accumulate(batch, &random, title_of("accumulate", dim, DType::kFloat32, scaled, rows.c_str()), {7});
 }
 
-// Rows of any width: rows with one lookup, one row with several, and one that is summed in chunks.
+// Tests many widths of rows. The batch has rows with one lookup, a row with several lookups, and a row that
+// is summed in chunks unless rows are very wide.
 void check_widths() {
   Deal types(2), optimizers(7);
   for (const int64_t dim : ascendc_tests::widths()) {
@@ -91,16 +92,17 @@ void check_widths() {
   }
 }
 
-// The 950 rounds subnormal quotients to 0, and the CPU keeps them.
+// Whether the chip rounds subnormal quotients to 0, as the 950 does; the CPU keeps them.
 constexpr bool kLosesSubnormalQuotients = REC_SDK_ASCENDC_ARCH == 3510;
 
-// Optimizers that divide max_norm by the norm of a row, or by the largest number if the norm is not finite.
+// Returns whether the optimizer divides max_norm by a row's norm, or by the largest number if the norm is not
+// finite.
 bool bounds_norms(const OptimizerCase& optimizer) {
   const std::string name = optimizer.name;
   return name == "bounded_rowwise_adagrad" || name == "ensemble_rowwise_adagrad";
 }
 
-// Whether nonzero quotients of such numbers, and of their squares and roots, are normal.
+// Returns whether nonzero quotients of such numbers, of their squares and of their roots are normal numbers.
 bool has_normal_quotients(float value) {
   const float magnitude = std::fabs(value);
   return !std::isfinite(value) || value == 0 || (magnitude > 0x1p-30f && magnitude < 0x1p30f);
@@ -132,7 +134,7 @@ void keep_normal_quotients(Batch* batch, Cache* cache) {
   }
 }
 
-// A diverged row: max_norm / norm is subnormal, and on the 950 the row becomes 0.
+// Tests a row with huge weights: max_norm / norm is subnormal, so on the 950 the row becomes 0.
 void check_lost_quotient(const OptimizerCase& optimizer) {
   Random random(1);
   const Batch batch(&random, 8, {1}, false);
@@ -150,7 +152,7 @@ void check_lost_quotient(const OptimizerCase& optimizer) {
                });
 }
 
-// The same with unusual values.
+// Tests gradients, weights and states with special values, such as NaN and infinities.
 void check_special_values(bool scaled, States states) {
   Random random(1);
   const int64_t dim = 20;
@@ -186,7 +188,7 @@ int main(int argc, char** argv) {
   for (const OptimizerCase& optimizer : kOptimizers) {
     if (kLosesSubnormalQuotients && bounds_norms(optimizer)) check_lost_quotient(optimizer);
   }
-  for (const int64_t gradients : {3, 16, 17, 70}) {  // one launch takes 16
+  for (const int64_t gradients : {3, 16, 17, 70}) {  // a launch accepts at most 16
     check_split(20, short_rows(200), gradients, gradients == 17);
     check_split(8, with_hot_rows(short_rows(100), {5000, 257, 513}), gradients, gradients == 16);
   }
@@ -206,7 +208,8 @@ int main(int argc, char** argv) {
     check_all(8, {0, 0, 0, 0}, "no lookups", {48});
     check_all(8, std::vector<int32_t>(300, 130), "hot rows alone", {3});
     check_all(16, with_hot_rows(short_rows(5000), {300, 3000, 129, 128, 1000}), "many rows", {3, 48});
-    // Tiles of more than 8 rows, whose blocks an instruction reads in groups of 8, and tiles read row by row.
+    // In the first case, tiles have more than 8 rows, whose blocks an instruction reads in groups of 8. In
+    // the second case, tiles are read row by row.
     check_all(264, short_rows(100), "wide rows", {1});
     check_all(2056, short_rows(20), "very wide rows", {1});
   }

@@ -1,4 +1,4 @@
-// Updates of a batch on the emulated cores, and by the CPU kernels.
+// Functions that run updates of a batch on the emulated cores and compare them with the CPU kernels.
 #pragma once
 
 #include "emulator/kernels/update_kernels.h"
@@ -13,18 +13,20 @@ using kernel_tests::OptimizerCase;
 using kernel_tests::states_of;
 using kernel_tests::Tables;
 
-// Direct launches on the emulated cores, compiled once for all tests. The title precedes their names.
+// Launch a kernel on the emulated cores; these functions are compiled only once for all tests. Error messages
+// name the kernel, preceded by `title`.
 void run_update_rows(const std::string& title, const rec_sdk::UpdateRows& a, const char* optimizer,
                      void* workspace, int64_t cores);
 void run_accumulate_rows(const std::string& title, const rec_sdk::AccumulateRows& a, void* workspace,
                          int64_t cores);
 
-// The kernels' results must not depend on its contents.
+// Returns a workspace filled with 0xA5, as results must not depend on its contents.
 inline std::vector<uint8_t> workspace_for(const Batch& batch) {
   return std::vector<uint8_t>(static_cast<size_t>(rec_sdk::ascendc::workspace_bytes(batch.segments())), 0xA5);
 }
 
-// The same update by both; for 16-bit weights also with stochastic rounding. Every second one counts norms.
+// Compares an update on the emulated cores with the CPU's; for 16-bit weights also with stochastic rounding.
+// Every second update writes norms.
 template <class Check>
 void check_update(const Batch& batch, const kernel_tests::Cache& cache, const OptimizerCase& optimizer,
                   const std::string& title, const std::vector<int64_t>& core_counts, const Check& check,

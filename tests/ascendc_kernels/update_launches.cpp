@@ -3,8 +3,8 @@
 namespace ascendc_tests {
 namespace {
 
-// Bits of the control register that may differ from their defaults when a kernel starts on the 950: integers
-// saturate, and bit 48 has no effect.
+// Bits of the control register that earlier kernels may have changed when a kernel starts on the 950. With
+// bit 53 changed, integers saturate; with bit 60 changed, bit 48 has no effect.
 constexpr uint64_t kLeftByOthers =
     REC_SDK_ASCENDC_ARCH == 3510 ? uint64_t{1} << 53 | uint64_t{1} << 60 : uint64_t{0};
 

@@ -1,6 +1,6 @@
-// Shared by the tests of the CUDA kernels. Each runs a kernel on the host in several orders of its blocks and
-// threads, and compares bit by bit with the CPU kernel. Arrays have exact sizes, so that sanitizers find
-// overruns.
+// Functions for the tests of the CUDA kernels. A test runs a kernel on the host in several orders of its
+// blocks and threads, and compares its results bit by bit with the CPU kernel's. Arrays have exact sizes, so
+// that sanitizers find overruns.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,12 +15,13 @@ using rec_sdk::DType;
 
 constexpr int64_t kDims[] = {1, 3, 4, 8, 16, 20, 33, 64, 100, 128, 132, 200, 1000, 4096};
 
-// Fewer for wide rows: about this many values altogether.
+// Returns `count`, reduced for wide rows so that all rows together have about `values` values; at least 4.
 inline int64_t scaled(int64_t count, int64_t dim, int64_t values = 8000) {
   return std::min(count, std::max<int64_t>(4, values / dim));
 }
 
-// Calls attempt(title), which launches and compares, for each order.
+// Calls attempt(title), which must launch a kernel and compare results, once for each order of blocks and
+// threads.
 template <class Attempt>
 void in_every_order(const std::string& title, const Attempt& attempt) {
   for (const uint64_t order : {cuda_host::kAscending, cuda_host::kDescending, uint64_t{7}}) {

@@ -1,4 +1,4 @@
-// gather_rows, scatter_rows and swap_rows.
+// Tests of gather_rows, scatter_rows and swap_rows.
 #include "tests/cuda_kernels/support.h"
 
 using cuda_tests::check_bits;
@@ -7,8 +7,8 @@ using kernel_tests::Random;
 
 namespace {
 
-// Records, and a buffer with rows of them. The rows start `offset` bytes after a multiple of 16, the victims
-// `victims_offset` bytes after one.
+// A cache of records, and a buffer of rows. Both start `offset` bytes after a multiple of 16, and victims
+// start `victims_offset` bytes after a multiple of 16.
 struct Copies {
   int64_t bytes, slots, count, offset, victims_offset;
   std::vector<int32_t> list;

@@ -1,4 +1,4 @@
-// lookup_sequence, lookup_pooled and pooled_weights_grad.
+// Tests of lookup_sequence, lookup_pooled and pooled_weights_grad.
 #include "tests/cuda_kernels/support.h"
 #include "tests/kernels/lookup_batch.h"
 
@@ -18,7 +18,7 @@ std::string title_of(const char* kernel, int64_t dim, DType dtype, Spacing spaci
   return kernel_tests::title_of(kernel, dim, dtype, std::string(cuda_tests::name_of(spacing)) + " " + rest);
 }
 
-// `shift`: floats between a multiple of 16 bytes and the output.
+// Checks lookup_sequence; the output starts `shift` floats after a multiple of 16 bytes.
 void check_sequence(int64_t dim, DType dtype, Spacing spacing, int64_t count, int64_t shift = 0) {
   Random random(dim + count);
   const Table table(&random, dim, dtype, spacing);
@@ -60,8 +60,8 @@ void check_bags(int64_t dim, DType dtype, Spacing spacing, const BagShape& shape
   check_weights_grad(batch, title_of("pooled_weights_grad", dim, dtype, spacing, shape.name));
 }
 
-// The first has bags of about every number of blocks of 32, an empty bag at each end, and starts within a
-// feature.
+// Checks batches of several shapes. The first shape starts within a feature; it has bags of 0 to 5 blocks of
+// 32 lookups, and an empty bag at each end.
 void check_shapes(int64_t dim, DType dtype, Spacing spacing) {
   const auto most = [&](int64_t count) { return scaled(count, dim); };
   const BagShape shapes[] = {
@@ -74,7 +74,7 @@ void check_shapes(int64_t dim, DType dtype, Spacing spacing) {
   }
 }
 
-// So many bags that each team has one; some are too long for a team.
+// Returns a shape with so many bags that each team of threads gets one; some bags are too long for a team.
 BagShape long_among_short(const char* name, const std::vector<int64_t>& long_bags) {
   BagShape shape{name, 700, 100, {}};
   Random random(3);

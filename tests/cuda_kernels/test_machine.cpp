@@ -1,4 +1,5 @@
-// Kernels that break a rule of CUDA, which the host must report; correct kernels first.
+// Tests of the host machine for CUDA kernels: correct kernels must run, and kernels that break a rule of CUDA
+// must be reported.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,9 +18,9 @@ constexpr unsigned kFullMask = 0xffffffffu;
 
 int index_in_grid() { return static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x); }
 
-// Correct kernels: thread i of the grid sets to[i] to the value in the comment.
+// Correct kernels. Thread i of the grid sets to[i] to the value that the kernel's comment describes.
 
-// The mirrored position in its block.
+// The mirrored position of the thread in its block.
 __global__ void mirror(int* to) {
   __shared__ int places[kBlockThreads];
   places[threadIdx.x] = static_cast<int>(threadIdx.x);
@@ -27,7 +28,8 @@ __global__ void mirror(int* to) {
   to[index_in_grid()] = places[kBlockThreads - 1 - threadIdx.x];
 }
 
-// The sum of the lanes of its team, plus ten times its neighbour's lane; the last lane is its own neighbour.
+// The sum of the lane numbers of the thread's team, plus ten times the next lane number. The last lane uses
+// its own number.
 __global__ void sum_team(int* to, int width) {
   const rec_sdk::cuda::Team team(width);
   if (team.index % 2 == 0) return;  // a team may end or lag behind other teams of its warp
@@ -36,12 +38,12 @@ __global__ void sum_team(int* to, int width) {
   to[index_in_grid()] = sum + 10 * __shfl_down_sync(team.mask, team.lane, 1, width);
 }
 
-// An 8-byte value of its team's last lane.
+// An 8-byte value that lane 15 of the thread's 16 lanes provides.
 __global__ void broadcast(double* to) {
   to[index_in_grid()] = __shfl_sync(kFullMask, threadIdx.x / 7.0, 15, 16);
 }
 
-// The bytes that the other half of the warp wrote.
+// The value that the corresponding thread of the warp's other half wrote to shared memory.
 __global__ void swap_halves(int* to) {
   __shared__ int places[kBlockThreads];
   places[threadIdx.x] = index_in_grid();
@@ -63,7 +65,7 @@ __global__ void swap_halves_without_barrier(int* to) {
   to[index_in_grid()] = places[threadIdx.x ^ 16];
 }
 
-// After a barrier of one warp its threads see each other's writes, but no writes of other warps.
+// After a barrier of one warp, its threads see writes by threads of this warp, but not of other warps.
 __global__ void mirror_with_warp_barrier(int* to) {
   __shared__ int places[kBlockThreads];
   places[threadIdx.x] = static_cast<int>(threadIdx.x);
@@ -76,7 +78,7 @@ __global__ void count_blocks_in_shared_memory(int* to) {
   if (threadIdx.x == 0) to[blockIdx.x] = ++blocks;
 }
 
-// The block that runs last wins.
+// The result is the index of the block that runs last.
 __global__ void write_one_place(int* to) { to[0] = static_cast<int>(blockIdx.x); }
 
 __global__ void barrier_for_some(int* to) {
@@ -156,7 +158,7 @@ void check_contains(const std::string& text, const std::string& part) {
   }
 }
 
-// The first failing order of an incorrect kernel is reported; each order has its own first thread.
+// Checks that an incorrect kernel throws an error that contains `part`, in every order of blocks and threads.
 template <class Kernel>
 void check_error(Kernel kernel, const std::string& part) {
   in_every_order("a wrong kernel", [&](const std::string&) {
@@ -190,7 +192,7 @@ void check_right_kernels() {
   });
 }
 
-// The results of a kernel in all orders.
+// Returns the results of a kernel, one for each order of blocks and threads.
 template <class Kernel>
 std::vector<std::vector<int>> results_of(Kernel kernel) {
   std::vector<std::vector<int>> all;
@@ -237,7 +239,7 @@ void check_launches() {
   CHECK(launch(write_one_place, 0, nullptr, to.data()) == cudaSuccess);
 }
 
-// Returns the report of a child process, since the sanitizers end the program.
+// Runs `body` in a child process, because the sanitizers end the process, and returns their report.
 template <class Body>
 std::string report_of(const Body& body) {
   int ends[2];

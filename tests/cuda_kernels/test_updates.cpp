@@ -1,5 +1,5 @@
-// update_rows and accumulate_rows. With arguments I and N only batches I, I + N, ... run, so that processes
-// share the work.
+// Tests of update_rows and accumulate_rows. With the command line arguments I and N, only batches I, I + N,
+// ... run, so that several processes can share the work.
 #include "tests/cuda_kernels/support.h"
 #include "tests/kernels/update_batch.h"
 
@@ -20,14 +20,15 @@ using Bytes = std::vector<uint8_t>;
 
 int64_t part = 0, parts = 1;
 
-// The kernels' results must not depend on its contents.
+// Returns a workspace filled with 0xA5, as results must not depend on its contents.
 Bytes workspace_for(const UpdateBatch& batch) {
   return Bytes(static_cast<size_t>(rec_sdk::cuda::segments_workspace(batch.segments())), 0xA5);
 }
 
 void* address_of(Bytes& workspace) { return workspace.empty() ? nullptr : workspace.data(); }
 
-// Every second update of 16-bit weights rounds stochastically, and every third counts norms.
+// Compares an update with the CPU's. Every second update of 16-bit weights rounds stochastically, and every
+// third update writes norms.
 template <class Check>
 void check_update(const UpdateBatch& batch, const Cache& cache, const OptimizerCase& optimizer,
                   const std::string& of_what, const Check& check) {
@@ -71,8 +72,9 @@ std::string title_of(const char* name, const UpdateBatch& batch, DType dtype, Sp
       std::string(cuda_tests::name_of(spacing)) + (batch.scale.empty() ? " " : " scaled ") + rows);
 }
 
-// Every optimizer with every format would take long: each batch has a seventh of the pairs, or a third in
-// full tests, in turn. Every second batch has 16-bit states.
+// Tests a batch with a part of the pairs of optimizer and data type, since all of them would take too long:
+// every seventh pair, or in full tests every third, from another pair on in each batch. Half of the batches
+// have mixed state types.
 void check_batch(int64_t dim, const std::vector<int32_t>& lengths, const char* rows, bool scaled,
                  Spacing spacing, int64_t gradients = 1) {
   static int64_t turn = 0;
@@ -124,7 +126,8 @@ void check_special_values(bool scaled) {
   }
 }
 
-// The sum of -0 and -0 is -0: SGD on a weight of -0 gives another zero than with a sum of +0.
+// Tests that a sum of zeros that are all -0 stays -0. The update by SGD shows the difference, because all
+// weights are -0.
 void check_signs_of_zero(bool scaled) {
   Random random(2);
   UpdateBatch batch(&random, 12, short_rows(100), scaled);

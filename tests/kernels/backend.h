@@ -1,4 +1,5 @@
-// Shared by the tests of other backends, which compare a kernel's results bit by bit with the CPU kernel's.
+// Functions for the tests of other backends, which compare a kernel's results bit by bit with the CPU
+// kernel's results.
 #pragma once
 
 #include <numeric>
@@ -7,8 +8,9 @@
 
 namespace kernel_tests {
 
-// Starts of rows: either an odd number of values apart, so that only the first is aligned; or as in records
-// with states, at multiples of 16 bytes, and columns at multiples of 4 values if dim is a multiple of 4.
+// Where rows start. kOdd: at distances that are not rounded up, so that rows need not be aligned. kRecords:
+// at multiples of 16 bytes, as in records with states; if dim is a multiple of 4, columns start at multiples
+// of 4 values.
 enum class Spacing { kOdd, kRecords };
 
 inline std::string title_of(const char* kernel, int64_t dim, DType dtype, const std::string& variant = "") {
@@ -33,7 +35,7 @@ inline std::vector<int32_t> random_slots(Random* random, int64_t count, int64_t 
   return list;
 }
 
-// Returns slots without duplicates.
+// Returns `count` random slots without duplicates.
 inline std::vector<int32_t> distinct_slots(Random* random, int64_t count, int64_t slots) {
   std::vector<int32_t> all(static_cast<size_t>(slots));
   std::iota(all.begin(), all.end(), 0);

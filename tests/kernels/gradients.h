@@ -1,4 +1,5 @@
-// The gradients of a batch as segments: empty, single, of several blocks, and hot ones of several chunks.
+// The gradients of a batch, with segments of all kinds: empty, of one lookup, of several blocks, and hot
+// segments of several chunks.
 #pragma once
 
 #include "tests/kernels/update_batch.h"
@@ -23,7 +24,7 @@ struct Gradients : UpdateBatch {
     chunk_sums.resize(chunks.size() * static_cast<size_t>(dim));
   }
 
-  // Hot rows are passed as the sums of their chunks.
+  // Returns the segments; hot rows have the sums of their chunks, which `sum_chunks` must have computed.
   rec_sdk::Segments in_chunks() const {
     rec_sdk::Segments all = joined();
     all.hot_rows = hot_rows.data();
@@ -39,9 +40,9 @@ struct Gradients : UpdateBatch {
   }
 
   struct Sum {
-    double value, error;  // error: a bound for a float sum in blocks
+    double value, error;  // error: a bound for the rounding error of a float sum in blocks
   };
-  // The gradient of unique row u, [dim].
+  // Returns the summed gradient of unique row u in double, [dim].
   std::vector<Sum> sums(int64_t u) const {
     std::vector<Sum> all(static_cast<size_t>(dim));
     for (int32_t j = offsets[u]; j < offsets[u + 1]; ++j) {

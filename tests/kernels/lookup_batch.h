@@ -1,11 +1,11 @@
-// A table, and a batch of bags of lookups in it.
+// A table of weights, and a batch of bags whose lookups read the table.
 #pragma once
 
 #include "tests/kernels/backend.h"
 
 namespace kernel_tests {
 
-// Row 0 is all -0, which a sum must keep.
+// A table with random weights, except that all weights of row 0 are -0: a sum of them must stay -0.
 struct Table {
   static constexpr int64_t kSlots = 50;
 
@@ -33,7 +33,7 @@ struct Table {
 struct BagShape {
   const char* name;
   int64_t batch_size, first_bag;
-  std::vector<int64_t> lengths;  // of the bags
+  std::vector<int64_t> lengths;  // lookups of each bag
 };
 
 struct LookupBatch {
@@ -44,8 +44,8 @@ struct LookupBatch {
   std::vector<int32_t> slots;
   std::vector<float> sample_weights, grad;
 
-  // The features' slices in descending order, with gaps where rows are oddly spaced; every other one is a
-  // mean.
+  // Places the slices of the features in descending order, with gaps between them if spacing is kOdd. Every
+  // second feature is pooled by mean.
   LookupBatch(Random* random, int64_t dim_, DType dtype, const BagShape& shape, Spacing spacing)
       : dim(dim_),
         table(random, dim_, dtype, spacing),
@@ -69,7 +69,7 @@ struct LookupBatch {
 
   int64_t lookups() const { return offsets.back(); }
   int64_t feature(int64_t bag) const { return (first_bag_ + bag) / batch_size_; }
-  // Offset of the bag's slice in the output and in its gradient.
+  // Returns the offset of a bag's slice in the output and in the output's gradient.
   int64_t start(int64_t bag) const {
     return (first_bag_ + bag) % batch_size_ * stride + feature_columns[feature(bag)];
   }
@@ -98,7 +98,8 @@ struct LookupBatch {
     return {table.weights, slots.data(), bags(), grad.data(), stride, out->data(), columns, lookups()};
   }
 
-  // Allocates the output, filled with values that show elements that are not written.
+  // Returns memory for the output, filled with 7, so that elements which a kernel does not write can be
+  // found.
   std::vector<float> blank_output() const { return std::vector<float>(grad.size(), 7.0f); }
 
   std::vector<float> pooled_on_cpu(bool weighted) const {
@@ -117,7 +118,7 @@ struct LookupBatch {
   int64_t batch_size_, first_bag_;
 };
 
-// The output of lookup_sequence for the slots, [count, dim].
+// Returns the output of the CPU's lookup_sequence for the slots, [count, dim].
 inline std::vector<float> sequence_on_cpu(const Table& table, const std::vector<int32_t>& slots) {
   std::vector<float> out(slots.size() * static_cast<size_t>(table.weights.dim));
   const auto count = static_cast<int64_t>(slots.size());

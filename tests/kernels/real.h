@@ -1,5 +1,5 @@
-// A number in double with the arithmetic of formulas (op_kernels/common/optimizer_base.h), whose other
-// operands are floats.
+// A double with the arithmetic operators that formulas use (op_kernels/common/optimizer_base.h); the other
+// operand may be a float.
 #pragma once
 
 #include <cmath>

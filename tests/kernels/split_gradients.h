@@ -1,4 +1,5 @@
-// The rows of a gradient in several tensors, each with a stride of its own; two have no rows.
+// The rows of a gradient, divided into several tensors with different strides. The first and the last have no
+// rows.
 #pragma once
 
 #include "tests/kernels/support.h"
@@ -7,13 +8,13 @@ namespace kernel_tests {
 
 class SplitGradients {
  public:
-  // `count` tensors, at least 3.
+  // Divides the gradient of `joined` into `count` tensors, at least 3.
   SplitGradients(Random* random, const rec_sdk::Lookups& joined, int64_t count) {
     std::vector<int64_t> borders{0, 0};  // the first tensor has no rows
     for (int64_t i = 1; i + 2 < count; ++i) borders.push_back(random->below(joined.grad.rows + 1));
     std::sort(borders.begin(), borders.end());
     borders.push_back(joined.grad.rows);
-    borders.push_back(joined.grad.rows);  // and so has the last
+    borders.push_back(joined.grad.rows);  // the last tensor has no rows
     for (int64_t i = 0; i < count; ++i) add(joined.grad, borders[i], borders[i + 1]);
     for (int64_t j = 0; j < joined.count; ++j) {
       const int64_t row = joined.grad_row[j];

@@ -1,5 +1,5 @@
-// Shared by the kernel tests: inputs that are equal on every machine, checksums of results to compare between
-// machines, and weights decoded to double, independently of the kernels.
+// Functions for all kernel tests: inputs that are equal on every machine, checksums of results that can be
+// compared between machines, and decoding of weights to double, independently of the kernels.
 #pragma once
 
 #include <algorithm>
@@ -24,14 +24,15 @@ using rec_sdk::RecordLayout;
 constexpr int64_t kDims[] = {1, 3, 8, 20, 64, 130};
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
-// n terms summed in blocks of 32 and then pairwise: each takes part in fewer than 64 roundings.
+// The relative error of a float sum: terms are summed in blocks of 32 and the blocks pairwise, so each term
+// takes part in fewer than 64 roundings.
 constexpr double kSumError = 64 * 0x1p-24;
 
 inline const char* name_of(DType dtype) {
   return dtype == DType::kFloat32 ? "float32" : dtype == DType::kFloat16 ? "float16" : "bfloat16";
 }
 
-// splitmix64: the distributions of <random> differ between standard libraries.
+// Random numbers by splitmix64, because the distributions of <random> differ between standard libraries.
 class Random {
  public:
   explicit Random(int64_t seed) : state_(static_cast<uint64_t>(seed)) {}
@@ -43,7 +44,7 @@ class Random {
     return x ^ (x >> 31);
   }
   int32_t below(int64_t n) { return static_cast<int32_t>((bits() >> 32) % static_cast<uint64_t>(n)); }
-  // In [-1, 1), exact.
+  // Returns a number in [-1, 1), a multiple of 2^-23.
   float unit() { return static_cast<float>(static_cast<int64_t>(bits() >> 40) - (1 << 23)) * 0x1p-23f; }
 
  private:
@@ -70,7 +71,8 @@ class Checksum {  // FNV-1a
   uint64_t hash_ = 0xCBF29CE484222325ull;
 };
 
-// Calls run(kernels, &checksum) with each instruction set of this machine; all must give the same bits.
+// Calls run(kernels, &checksum) for each instruction set of this machine, and checks that all checksums are
+// equal.
 template <class Run>
 void same_bits(const std::string& name, const Run& run) {
   CHECK(rec_sdk::select_cpu_isa("baseline"));
@@ -85,7 +87,8 @@ void same_bits(const std::string& name, const Run& run) {
   expected.print(name);
 }
 
-// Calls f(begin, end) for ranges that cover [0, count), the last range first, as threads might.
+// Calls f(begin, end) for ranges that cover [0, count). The last range is first, an order that threads may
+// have too.
 template <class F>
 void in_ranges(int64_t count, const F& f) {
   const int64_t size = count / 3 + 1;
@@ -109,7 +112,7 @@ T read(const uint8_t* from, int64_t index) {
   return value;
 }
 
-// Element k of a row of weights or of a block of states.
+// Returns element k of a row of weights or of a block of states.
 inline double element_of(const uint8_t* row, int64_t k, DType dtype) {
   return dtype == DType::kFloat32 ? static_cast<double>(read<float>(row, k))
                                   : value_of(read<uint16_t>(row, k), dtype);
@@ -122,7 +125,8 @@ void write(uint8_t* to, int64_t index, T value) {
 
 enum class States { kFloats, kMixed };
 
-// Row records with random weights in (-2, 2), and states in [0.5, 1.5). Mixed states cycle through all types.
+// Row records with random weights in (-2, 2) and states in [0.5, 1.5). With kMixed, the states have all data
+// types in turn.
 struct Cache {
   RecordLayout layout;
   int64_t slots;
@@ -147,7 +151,8 @@ struct Cache {
   }
 
  private:
-  // The first 16-bit state depends on the weights' type, so that each optimizer gets all combinations.
+  // Mixed states begin with a data type that depends on the weights' type, so that each optimizer is tested
+  // with more combinations.
   static RecordLayout layout_of(int64_t dim, DType dtype, const std::vector<int64_t>& states, States types) {
     constexpr DType kTurn[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
     DType dtypes[rec_sdk::kMaxStates] = {};
@@ -164,7 +169,7 @@ struct Cache {
       if (layout.weight_dtype == DType::kFloat32) {
         write(to, k, 2 * random->unit());
       } else if (layout.weight_dtype == DType::kFloat16) {
-        write(to, k, static_cast<uint16_t>(bits & 0xbfff));  // subnormal ones too
+        write(to, k, static_cast<uint16_t>(bits & 0xbfff));  // includes subnormal numbers
       } else {
         write(to, k, static_cast<uint16_t>((bits & 0x83ff) | 0x3c00));
       }

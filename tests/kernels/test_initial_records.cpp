@@ -1,4 +1,4 @@
-// Initial records by checksum: a table starts from the same bits on every machine.
+// Prints checksums of initial records, which must be equal on every machine.
 #include "tests/kernels/support.h"
 #include "torch_npu_ext/engine/store/initializers.h"
 
@@ -22,7 +22,7 @@ void initial_records(const char* kind, int64_t dim, DType dtype) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(record.data());
     for (int64_t k = 0; k < dim; ++k) {
       const double weight = kernel_tests::element_of(bytes, k, dtype);
-      CHECK(weight > -0.41 && weight < 0.71);  // all three kinds, with room for rounding to bfloat16
+      CHECK(weight > -0.41 && weight < 0.71);  // the range of all kinds, plus rounding to bfloat16
     }
   }
   checksum.print(std::string(kind) + " dim " + std::to_string(dim) + " " + kernel_tests::name_of(dtype));

@@ -1,4 +1,5 @@
-// Lookups of the CPU kernels compared with sums in double, and their bits on every instruction set.
+// Compares lookups by the CPU kernels with sums in double, and checks that all instruction sets give the same
+// bits.
 #include "tests/kernels/lookup_batch.h"
 
 using kernel_tests::Cache;
@@ -28,7 +29,7 @@ void sequence(int64_t dim, DType dtype) {
   });
 }
 
-// Every 16-bit pattern.
+// Looks up weights that contain every 16-bit pattern.
 void every_pattern(DType dtype) {
   constexpr int64_t kDim = 64, kRows = 1024;
   std::vector<uint16_t> patterns(kDim * kRows);
@@ -50,7 +51,8 @@ void every_pattern(DType dtype) {
   });
 }
 
-// The end of a batch of 2 features and 6 samples, one feature pooled by sum and one by mean.
+// Returns the last 10 of the 12 bags of 2 features and 6 samples; one feature is pooled by sum, the other by
+// mean.
 LookupBatch batch_of(int64_t dim, DType dtype) {
   Random random(dim);
   const kernel_tests::BagShape shape{"", 6, 2, {0, 1, 2, 31, 32, 33, 100, 1100, 5, 64}};

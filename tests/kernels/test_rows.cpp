@@ -1,4 +1,4 @@
-// Pending gradients and the copies of records.
+// Tests of accumulate_rows, and of the kernels that copy records.
 #include "tests/kernels/gradients.h"
 
 using kernel_tests::Cache;
@@ -36,7 +36,7 @@ void check_pending(const std::vector<Gradients>& backwards, const std::vector<fl
     const float* row = &pending[backwards[0].unique_slots[u] * 2 * dim];
     for (int64_t k = 0; k < dim; ++k) {
       CHECK(std::fabs(static_cast<double>(row[k]) + row[dim + k] - total[k].value) <= total[k].error);
-      CHECK(row[k] == row[k] + row[dim + k]);  // the best float for the total
+      CHECK(row[k] == row[k] + row[dim + k]);  // the sum is the float nearest to the total
     }
   }
 }
@@ -63,7 +63,7 @@ void accumulate(int64_t dim, bool scaled) {
   });
 }
 
-// Every second slot is taken.
+// Checks swap_rows; every second slot has a victim.
 void check_swap(const CpuKernels& kernels, const Cache& cache, const Cache& others,
                 const std::vector<int32_t>& slots) {
   const auto count = static_cast<int64_t>(slots.size()), victims = count / 2;

@@ -1,5 +1,5 @@
-// Every optimizer's update by the CPU kernels compared with its formula in double, and its bits on every
-// instruction set, with hot rows whole and in chunks.
+// Compares every optimizer's update by the CPU kernels with its formula in double, and checks that results
+// are bit-identical on every instruction set, and whether hot rows are summed whole or in chunks.
 #include "tests/kernels/gradients.h"
 #include "tests/kernels/real.h"
 
@@ -21,7 +21,7 @@ using rec_sdk::Numbers;
 using rec_sdk::REC_SDK_ISA::NoValues;
 using rec_sdk::REC_SDK_ISA::Pass;
 
-// One row in double.
+// The weights and states of one row in double.
 struct Row {
   std::vector<double> weights;
   std::vector<std::vector<double>> states;
@@ -29,8 +29,8 @@ struct Row {
 
 using Step = void (*)(const float* coefficients, const std::vector<double>& g, Row* row);
 
-// A row on which an optimizer's own formula runs in double, part by part. Tests in Python compare formulas
-// with torch's classes; this one tests the kernel around the formula.
+// A row that is updated by an optimizer's own formula, computed in double. The test thus checks the kernel
+// around the formula; tests in Python compare the formulas with torch's classes.
 template <class Optimizer>
 class Updated {
  public:
@@ -99,7 +99,7 @@ struct Optimizer : kernel_tests::OptimizerCase {
   Step step;
 };
 
-// The row after one step with its gradient moved by `shift` error bounds.
+// Returns the row after one step whose gradient is changed by `shift` times its error bound.
 Row stepped(const Optimizer& optimizer, const float* c, const Cache& before, int64_t slot,
             const std::vector<Gradients::Sum>& sums, double shift) {
   Row row;

@@ -1,4 +1,5 @@
-// A batch of gradients as segments, the optimizers, and what the CPU kernels make of them.
+// A batch of gradients for update_rows and accumulate_rows, the optimizers, and the results of the CPU
+// kernels.
 #pragma once
 
 #include <limits>
@@ -18,10 +19,10 @@ struct UpdateBatch {
   std::vector<float> grad, scale;
   std::vector<int32_t> unique_slots, offsets, grad_row, grad_column;
   std::vector<rec_sdk::HotSegment> hot_segments;
-  std::shared_ptr<const SplitGradients> split;  // where the kernels find the gradient, if not in one tensor
+  std::shared_ptr<const SplitGradients> split;  // the gradient in several tensors; null if it is in one
 
-  // lengths: lookups of each row. Scaled ones have a scale and a column for each lookup, as pooled lookups
-  // have.
+  // lengths: number of lookups of each row. scaled: whether each lookup has a scale and a column, as lookups
+  // of pooled tables have.
   UpdateBatch(Random* random, int64_t dim_, const std::vector<int32_t>& lengths, bool scaled,
               Spacing spacing = Spacing::kOdd)
       : dim(dim_),
@@ -56,7 +57,7 @@ struct UpdateBatch {
     return all;
   }
 
-  // With one gradient.
+  // Returns the segments with the whole gradient in one tensor.
   rec_sdk::Segments joined() const {
     rec_sdk::Segments all{};
     all.lookups = {{grad.data(), stride, grad_rows, stride},
@@ -77,7 +78,7 @@ struct UpdateBatch {
   }
 };
 
-// Empty, single, of several blocks; `rows` rows that repeat them.
+// Returns the number of lookups of `rows` rows, none of them hot: 0, 1, a few, and several blocks, repeated.
 inline std::vector<int32_t> short_rows(int64_t rows) {
   const std::vector<int32_t> pattern = {1, 0, 2, 1, 1, 31, 1, 33, 1, 1, 3, 100, 1, 0, 0, 1, 2};
   std::vector<int32_t> lengths;
@@ -85,7 +86,8 @@ inline std::vector<int32_t> short_rows(int64_t rows) {
   return lengths;
 }
 
-// With hot rows next to each other, at borders of windows, and with rests of all kinds.
+// Returns `lengths` with the lengths `hot` at equal distances; every third hot row is followed by another hot
+// row.
 inline std::vector<int32_t> with_hot_rows(std::vector<int32_t> lengths, const std::vector<int32_t>& hot) {
   const int64_t step = static_cast<int64_t>(lengths.size()) / static_cast<int64_t>(hot.size() + 1);
   for (size_t i = 0; i < hot.size(); ++i) {
@@ -97,12 +99,12 @@ inline std::vector<int32_t> with_hot_rows(std::vector<int32_t> lengths, const st
 
 struct OptimizerCase {
   const char* name;
-  std::vector<int64_t> states;      // elements; 0 stands for dim
-  std::vector<float> coefficients;  // from [1] on
+  std::vector<int64_t> states;      // elements of each state; 0 means dim
+  std::vector<float> coefficients;  // without coefficient 0, the gradient's bound
 };
 
-// A number for a coefficient: a rate first, then fractions that differ, and others where the name tells that
-// a fraction makes no sense.
+// Returns a value for a coefficient: 0.1 for the first one, which is a rate; for most others a fraction that
+// depends on `place`; and a fixed value for names that do not denote fractions.
 inline float coefficient_of(const std::string& name, size_t place) {
   static const std::map<std::string, float> kOthers = {{"eps", 1e-3f},
                                                        {"iter", 9},
@@ -147,8 +149,8 @@ inline std::vector<int64_t> states_of(const OptimizerCase& optimizer, int64_t di
   return states;
 }
 
-// Four tables, one without rows and the last with clipping; each learns at another rate. stochastic: weights
-// round by ids that are not the rows' numbers, and a seed for each table.
+// Four tables with different learning rates. The second has no rows; only the last clips gradients.
+// stochastic: whether there are seeds and row ids (unlike row numbers) for stochastic rounding.
 struct Tables {
   std::vector<int32_t> offsets;
   std::vector<float> coefficients;
@@ -170,7 +172,7 @@ struct Tables {
   }
 };
 
-// The bytes between the weights and the states, and behind them, must not be written.
+// Fills the padding between and after weights and states with 0xA5, to find kernels that write to it.
 inline void fill_padding(Cache* cache) {
   const RecordLayout& layout = cache->layout;
   std::vector<bool> used(static_cast<size_t>(layout.bytes));
@@ -182,7 +184,7 @@ inline void fill_padding(Cache* cache) {
   }
 }
 
-// norms: what the update counts, or null.
+// norms: memory for the gradient norms that the update writes; null if it writes none.
 inline rec_sdk::UpdateRows update_arguments(const UpdateBatch& batch, const Tables& tables,
                                             const Cache& cache, std::vector<uint8_t>* bytes,
                                             std::vector<float>* norms = nullptr) {
@@ -202,7 +204,7 @@ inline std::vector<float> norms_for(const UpdateBatch& batch) {
   return std::vector<float>(static_cast<size_t>(2 * batch.rows()), -1.0f);
 }
 
-// With one NaN for all: which one arithmetic gives is not the same everywhere.
+// Returns the values with every NaN replaced with the same NaN, because processors return different NaNs.
 inline std::vector<float> with_one_nan(std::vector<float> values) {
   for (float& value : values) {
     if (value != value) value = std::numeric_limits<float>::quiet_NaN();
@@ -228,7 +230,7 @@ inline std::vector<float> accumulated_on_cpu(const UpdateBatch& batch, const std
   return pending;
 }
 
-// Gradients that are not numbers, infinite, subnormal or too large for 16 bits.
+// Replaces some gradients with NaN, infinities, zeros, subnormal numbers, and numbers too large for 16 bits.
 inline void add_special_values(Random* random, UpdateBatch* batch) {
   const float specials[] = {NAN,   INFINITY, -INFINITY, 1e-40f,    -3e-45f, 0.0f,
                             -0.0f, 70000.0f, 3e38f,     -65519.9f, 6e-8f};
@@ -237,7 +239,7 @@ inline void add_special_values(Random* random, UpdateBatch* batch) {
   }
 }
 
-// Weights and states of any bits.
+// Replaces some 16-bit units of weights and states with random bits.
 inline void add_special_values(Random* random, Cache* cache) {
   const int64_t values = static_cast<int64_t>(cache->bytes.size()) / 2;
   for (int64_t i = 0; i < values; ++i) {
@@ -245,7 +247,8 @@ inline void add_special_values(Random* random, Cache* cache) {
   }
 }
 
-// The sign and payload of a NaN depend on the order of the operands, which a compiler may change.
+// Replaces every NaN with the same NaN: its sign and payload depend on the order of operands, which a
+// compiler may change.
 inline void unify_nans(DType dtype, int64_t elements, uint8_t* block) {
   for (int64_t i = 0; i < elements; ++i) {
     if (dtype == DType::kFloat32) {

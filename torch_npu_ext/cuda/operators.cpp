@@ -13,7 +13,7 @@
 namespace rec_sdk {
 namespace {
 
-// Calls launch(stream) with the current stream of `on`'s device, with that device as the current one.
+// Makes the device of `on` the current device and calls launch(stream) with its current stream.
 template <class Launch>
 void on_current_stream(const char* op, const Tensor& on, const Launch& launch) {
   const int32_t device = on.get_device_index();
@@ -43,7 +43,8 @@ struct OnCuda : SeparateLaunches<OnCuda> {
   }
   static int64_t segments_workspace(const Segments& segments) { return cuda::segments_workspace(segments); }
 
-  // Pinned host memory can be accessed by kernels.
+  // Returns the device address of rows in pinned host memory, which kernels can access; null for other
+  // memory.
   static void* host_rows(const Tensor& cache, const Tensor& rows) {
     if (rows.is_cuda() || !cache.is_cuda()) return nullptr;
     const torch::stable::accelerator::DeviceGuard guard(cache.get_device_index());

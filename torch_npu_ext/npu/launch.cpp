@@ -13,7 +13,7 @@ namespace rec_sdk {
 void on_current_stream(const char* op, int32_t device_index, std::function<void(void* stream)> launch) {
   const auto device = static_cast<c10::DeviceIndex>(device_index);
   const c10_npu::NPUGuard guard(device);
-  // stream(false) returns the handle without draining the task queue that the launch is put on.
+  // stream(false) returns the handle without waiting for the task queue to become empty.
   aclrtStream stream = c10_npu::getCurrentNPUStream(device).stream(false);
   at_npu::native::OpCommand::RunOpApiV2(op, [stream, launch = std::move(launch)]() -> int {
     rec_sdk_ascendc_take_error();  // clears an error that was reported for an earlier call

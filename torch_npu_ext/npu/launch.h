@@ -1,4 +1,4 @@
-// Launches in the order of torch_npu's current stream.
+// Kernel launches in the order of torch_npu's current stream.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,10 @@
 
 namespace rec_sdk {
 
-// Puts launch(stream) on torch_npu's task queue, for the current stream (an aclrtStream) of the device. It
-// may run after this function returns; a failed launch is then reported by a later call, as for torch_npu's
-// own operators. `launch` must own what it uses. Memory of torch's allocator that is freed meanwhile is
-// reused only after the launch on the stream.
+// Puts launch(stream) on torch_npu's task queue; `stream` is the device's current stream, an aclrtStream.
+// `launch` may run after this function has returned, so it must own what it uses. If it fails, a later call
+// reports the error, as for torch_npu's own operators. Memory of torch's allocator that is freed before the
+// launch is reused only for later work on the stream.
 void on_current_stream(const char* op, int32_t device_index, std::function<void(void* stream)> launch);
 
 }  // namespace rec_sdk

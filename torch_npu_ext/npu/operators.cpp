@@ -56,7 +56,7 @@ struct OnNpu {
   }
 };
 
-// Launches a kernel on no cores, which fails. npu_check tests with it that a failed launch is reported like
+// Launches a kernel on 0 cores, which fails. npu_check uses it to test that a failed launch is reported like
 // the failure of an operator.
 void launch_on_no_cores(const Tensor& on) {
   on_current_stream("rec_sdk_launch_on_no_cores", on.get_device_index(), rec_sdk_launch_on_no_cores);

@@ -1,6 +1,7 @@
-// The conversion of an operator's tensors to its kernel's arguments, with the checks that hold on every
-// backend (dtypes, shapes, strides, devices). A backend's kernel calls the function of its operator, checks
-// contents if it can, and launches. The functions are exported, because backends are separate libraries.
+// Functions that convert the tensors of an operator to the arguments of its kernel. They check what every
+// backend requires: dtypes, shapes, strides and devices. A backend calls the function of an operator, checks
+// the contents of tensors if it can, and launches the kernel. The functions are exported, because backends
+// are separate libraries.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -21,7 +22,7 @@ using Tensors = std::vector<Tensor>;
 using DTypes = std::vector<int64_t>;
 using Gradients = std::vector<Gradient>;
 
-// Allocates an operator's result, uninitialized.
+// Functions that allocate the uninitialized result of an operator.
 Tensor lookup_sequence_output(const Tensor& weights, const Tensor& slots);      // (n, dim) fp32
 Tensor pooled_weights_grad_output(const Tensor& weights, const Tensor& slots);  // (n) fp32
 Tensor gather_rows_output(const Tensor& cache, const Tensor& slots);            // (n, bytes) uint8
@@ -40,8 +41,8 @@ PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Ten
 // grads: at least one tensor, each [rows, columns] fp32, stride(1) = 1. `cache` determines the device.
 Gradients gradients_of(const char* op, const Tensor& cache, const Tensors& grads);
 
-// Does not set `hot_rows`, which the CPU computes itself. `grads`, from gradients_of, must outlive the
-// result.
+// Does not set `hot_rows`, which only the CPU uses and computes. `grads` is the result of gradients_of and
+// must outlive this function's result.
 UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, const Tensor& unique_slots,
                                  const Tensor& table_offsets, const Tensor& segment_offsets,
                                  const Tensor& grad_row, const OptionalTensor& grad_source,
@@ -57,12 +58,13 @@ AccumulateRows accumulate_rows_arguments(const Tensor& pending, const Gradients&
                                          const OptionalTensor& grad_column, const OptionalTensor& scale,
                                          const OptionalTensor& hot_segments);
 
-// `op` and `name` name the operator and its argument `rows` in errors: the result of a gather, or the source
-// of a scatter. host_rows: the address at which the device accesses rows in host memory; null if it cannot.
+// `rows` is the result of a gather or the source of a scatter. `op` and `name` are the names of the operator
+// and of this argument in errors. host_rows: the address at which the device accesses `rows` in host memory;
+// null if the device cannot access them, or if they are in device memory.
 CopyRows copy_rows_arguments(const char* op, const Tensor& cache, const Tensor& slots, const char* name,
                              const Tensor& rows, void* host_rows = nullptr);
 
-// Like copy_rows_arguments, for rows in (`rows`) and victims (`victims`).
+// Like copy_rows_arguments, for the rows that are copied into the cache (`rows`) and the victims (`victims`).
 SwapRows swap_rows_arguments(const Tensor& cache, const Tensor& slots, const Tensor& victim_indices,
                              const Tensor& rows, const Tensor& victims, void* host_rows = nullptr,
                              void* host_victims = nullptr);
@@ -81,7 +83,7 @@ struct SwapAndLookups {
   const Tensor& origins;
 };
 
-// (n, dim) fp32
+// Allocates the result, (n, dim) fp32, uninitialized.
 Tensor swap_lookup_sequence_output(const SwapAndLookups& all);
 // Both `victim_indices` and `victims` are set, or neither if there are no victims.
 SwapLookupSequence swap_lookup_sequence_arguments(const SwapAndLookups& all, const Tensor& out);
@@ -96,7 +98,7 @@ namespace rec_sdk {
 
 class Checker;
 
-// The arguments of swap_rows and of lookup_pooled, also for operators that contain them.
+// The arguments of swap_rows and of lookup_pooled, for these operators and for operators that contain them.
 SwapRows swap_arguments(const Checker& check, const Tensor& cache, const Tensor& slots,
                         const Tensor& victim_indices, const Tensor& rows, const Tensor& victims,
                         void* host_rows, void* host_victims);
@@ -105,7 +107,8 @@ LookupPooled pooled_arguments(const Checker& check, const Weights& weights, cons
                               const OptionalTensor& per_sample_weights, const Tensor& columns,
                               const Tensor& mean, int64_t first_bag, const Tensor& out);
 
-// A string argument of an operator. The conversion to std::string in TORCH_BOX leaks one string per call.
+// A string argument of an operator, used because TORCH_BOX leaks one string per call if it converts to
+// std::string.
 struct OwnedString {
   std::string value;
 };

@@ -18,8 +18,8 @@ void check_offsets_of(const Checker& check, const char* name, const T* offsets, 
   check.require(offsets[count] == end, name, " must end at ", end, ", got ", offsets[count]);
 }
 
-// Checks that values[j] is in [0, limit_of(the gradient of lookup j)) for all lookups. grad_source must be
-// checked before.
+// Checks that values[j] is in [0, limit_of(gradient of lookup j)) for each lookup j. grad_source must have
+// been checked.
 template <class LimitOf>
 void check_places(const Checker& check, const char* name, const int32_t* values, const Lookups& lookups,
                   const LimitOf& limit_of) {
@@ -42,7 +42,8 @@ void check_places(const Checker& check, const char* name, const int32_t* values,
   }
 }
 
-// Checks that hot segments match the offsets, although the CPU kernels compute their own.
+// Checks that the hot segments passed by the caller match the offsets. The CPU kernels do not use them: they
+// compute their own.
 void check_hot_segments(const Checker& check, const Segments& segments) {
   int64_t i = 0, chunks = 0;
   for (int64_t u = 0; u < segments.rows; ++u) {

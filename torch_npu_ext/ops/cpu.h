@@ -1,5 +1,5 @@
-// Shared by the CPU kernels of all operators: threads, and checks of contents, which only host memory allows
-// without a copy.
+// Functions for the CPU kernels of all operators: threads, and checks of tensors' contents, which only host
+// memory allows without a copy.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -13,8 +13,8 @@
 
 namespace rec_sdk {
 
-// Calls work(begin, end) for pieces of [0, count) on torch's threads. A thread takes the next piece when it
-// is free, so that pieces of different cost, or a busy core, do not delay the others.
+// Calls work(begin, end) for pieces of [0, count) on torch's threads. A thread that has finished a piece
+// takes the next piece, so an expensive piece or a busy core does not delay the other pieces.
 template <class Work>
 void parallel_pieces(int64_t count, int64_t piece, const Work& work) {
   const int64_t threads = torch::stable::get_num_threads();
@@ -31,7 +31,8 @@ void parallel_pieces(int64_t count, int64_t piece, const Work& work) {
   torch::stable::parallel_for(0, threads, 1, worker);
 }
 
-// Returns the number of items of `bytes` bytes that make a piece worth a thread.
+// Returns the number of items, of `bytes` bytes each, in a piece that is large enough to run on a thread of
+// its own.
 inline int64_t piece_of(int64_t bytes) {
   constexpr int64_t kPieceBytes = 256 * 1024;
   return bytes < kPieceBytes ? kPieceBytes / (bytes > 0 ? bytes : 1) : 1;
@@ -47,25 +48,27 @@ void check_offsets(const Checker& check, const char* name, const int32_t* offset
 void check_offsets(const Checker& check, const char* name, const int64_t* offsets, int64_t count,
                    int64_t end);
 
-// Checks that the columns [column, column + dim) of the bags' features are inside a matrix of width `width`,
-// and the offsets as above.
+// Checks that each feature's columns [column, column + dim) are inside a matrix with `width` columns, and
+// checks the bags' offsets like check_offsets.
 void check_bags(const Checker& check, const Bags& bags, int64_t features, int64_t lookups, int64_t dim,
                 int64_t width);
 
-// Checks that victims are numbered in the order of the rows in.
+// Checks that the victims are numbered 0, 1, ... in the order of the slots.
 void check_victim_indices(const Checker& check, const int32_t* victim_indices, int64_t count,
                           int64_t victims);
 
-// Run the kernels on torch's threads.
+// These functions run CPU kernels on torch's threads.
 void scatter_on_cpu(const CopyRows& a);
 void swap_on_cpu(const SwapRows& a);
 void lookup_sequence_on_cpu(const LookupSequence& a);
 void lookup_pooled_on_cpu(const LookupPooled& a);
 
-// Checks the segments. lists_hot: hot segments were passed, and must match the offsets.
+// Checks the segments' contents. lists_hot: whether the caller passed hot segments, which must match the
+// offsets.
 void check_segments(const Checker& check, const Segments& segments, int64_t slots, bool lists_hot);
 
-// The summed hot rows of segments. Owns the memory that the segments then point to.
+// The summed gradients of hot rows, computed by the constructor. `segments` then points to memory of this
+// object.
 class HotRows {
  public:
   explicit HotRows(Segments& segments);
@@ -79,8 +82,8 @@ class HotRows {
 // Calls work(begin, end, scratch [dim]) for ranges of unique rows that access about the same number of bytes.
 template <class Work>
 void parallel_rows(const Segments& segments, int64_t record_bytes, const Work& work) {
-  // The cost of the rows before u, in gradient rows. It is monotone in u, so that a piece of the cost is a
-  // range of rows.
+  // cost_before(u) is the cost of all rows before row u, in units of one gradient row. It increases with u,
+  // so a range of costs corresponds to a range of rows.
   const int64_t row_cost = 1 + record_bytes / (segments.dim * 4);
   const auto cost_before = [&](int64_t u) { return segments.offsets[u] + u * row_cost; };
   const auto first_row = [&](int64_t cost) {

@@ -1,5 +1,5 @@
-// A C function for tests that returns the instruction set of the CPU kernels. It is not an operator, because
-// it has no tensors and no meaning on other backends.
+// C functions that return and select the instruction set of the CPU kernels. They are not operators, because
+// they have no tensor arguments and concern only the CPU.
 #include "op_kernels/common/cpu_kernels.h"
 
 extern "C" __attribute__((visibility("default"))) const char* rec_sdk_cpu_isa() {

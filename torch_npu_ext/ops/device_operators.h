@@ -1,14 +1,14 @@
-// The operators on a device: checked arguments as on every backend, and a launch if there is work. Contents
-// of index tensors are not checked, because reading them back would wait for the device.
+// The operators on a device. Each one checks its arguments with the functions of arguments.h, and launches
+// the kernel if there is work. The contents of index tensors are not checked, because the host would have to
+// wait for the device.
 //
 // A backend is a class with static functions that launch on the current stream of the device of `on`:
 //   name(on, arguments)                for each of REC_SDK_OPERATORS (op_kernels/common/operators.h) and of
-//                                      REC_SDK_JOINED_OPERATORS, which SeparateLaunches can provide
+//                                      REC_SDK_JOINED_OPERATORS (SeparateLaunches has these)
 //   update_rows(on, arguments, optimizer, workspace), accumulate_rows(on, arguments, workspace)
-// with a workspace of
-//   segments_workspace(segments)       bytes of device memory
-// and with
-//   host_rows(cache, rows)             where the device reaches rows in host memory; null if it does not
+// The class also has two functions without a launch:
+//   segments_workspace(segments)       the size of `workspace`, in bytes of device memory
+//   host_rows(cache, rows)             the device's address of rows in host memory; null if it has none
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -21,7 +21,8 @@
 
 namespace rec_sdk {
 
-// For backends without kernels for the joined operators: launches the two kernels one after the other.
+// Joined operators for backends without kernels for them: launches the kernels of the two operators in
+// succession.
 template <class Backend>
 struct SeparateLaunches {
   static void swap_lookup_sequence(const Tensor& on, const SwapLookupSequence& a) {
@@ -158,7 +159,7 @@ struct DeviceOperators {
     Backend::accumulate_rows(pending, arguments, workspace.data_ptr());
   }
 
-  // Call this in STABLE_TORCH_LIBRARY_IMPL of the backend's dispatch key.
+  // Registers the operators; must be called in STABLE_TORCH_LIBRARY_IMPL with the backend's dispatch key.
   static void register_in(torch::stable::detail::StableLibrary& library) {
     library.impl("lookup_sequence", TORCH_BOX(&DeviceOperators::lookup_sequence));
     library.impl("lookup_pooled", TORCH_BOX(&DeviceOperators::lookup_pooled));
@@ -174,8 +175,8 @@ struct DeviceOperators {
   }
 
  private:
-  // The workspace is freed when the operator returns; the allocator reuses it only after the launch on the
-  // same stream.
+  // The workspace is freed when the operator returns, but the allocator reuses its memory only for later work
+  // on the same stream.
   static Tensor workspace_of(const Tensor& on, const Segments& segments) {
     const int64_t bytes = Backend::segments_workspace(segments);
     return torch::stable::new_empty(on, {bytes}, ScalarType::Byte);

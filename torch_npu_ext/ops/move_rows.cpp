@@ -13,7 +13,7 @@ uint8_t* records_of(const Checker& check, const Tensor& cache) {
   return static_cast<uint8_t*>(cache.data_ptr());
 }
 
-// Checks records packed in `rows`, and returns the address at which the device accesses them.
+// Checks the contiguous records in `rows`, and returns the address at which the device accesses them.
 uint8_t* packed_rows(const Checker& check, const Tensor& cache, const char* name, const Tensor& rows,
                      int64_t count, void* host_rows) {
   check.type_and_rank(name, rows, ScalarType::Byte, 2);
@@ -25,7 +25,7 @@ uint8_t* packed_rows(const Checker& check, const Tensor& cache, const char* name
   return static_cast<uint8_t*>(host_rows != nullptr ? host_rows : rows.data_ptr());
 }
 
-// Returns the number of rows to copy; records without bytes need no copy.
+// Returns the number of rows to copy, which is 0 if records have no bytes.
 int64_t moved_rows(const Tensor& cache, const Tensor& slots) { return cache.size(1) > 0 ? slots.numel() : 0; }
 
 }  // namespace

@@ -17,7 +17,8 @@ constexpr size_t kLargeOutput = size_t{4} << 20;  // malloc reuses most smaller 
 constexpr int64_t kMostElements =
     std::numeric_limits<int64_t>::max() / 8;  // so that sizes in bytes cannot overflow
 
-// Rounds sizes up by at most an eighth, so that batches of slightly different size share blocks.
+// Rounds a size up to a multiple of a step, so that outputs of slightly different size can use the same
+// block. The step is one huge page, or for large blocks between an eighth and a quarter of the size.
 size_t block_bytes(size_t bytes) {
   size_t step = kHugePage;
   while (step * 8 < bytes) step *= 2;
@@ -35,7 +36,7 @@ OutputMemory::Block allocate(size_t bytes) {
 
 }  // namespace
 
-// The object is never destroyed, because tensors may be destroyed after static objects.
+// Returns an object that is never destroyed, because tensors may be destroyed after static objects.
 OutputMemory& OutputMemory::instance() {
   static OutputMemory* const memory = new OutputMemory;
   return *memory;
@@ -45,7 +46,8 @@ OutputMemory::Block OutputMemory::take(size_t bytes) {
   bytes = block_bytes(bytes);
   if (const auto guard = try_lock()) {
     ++taken_;
-    // Takes the newest fitting block, which is most likely still in the processor's caches.
+    // The block of this size that was returned last is taken, as it is most likely still in the processor's
+    // caches.
     const auto fits = [bytes](const Free& free) { return free.block.bytes == bytes; };
     const auto found = std::find_if(free_.rbegin(), free_.rend(), fits);
     if (found != free_.rend()) {

@@ -1,7 +1,7 @@
-// A cache of memory for large outputs on the CPU.
+// A cache of memory blocks for large outputs on the CPU.
 //
-// malloc returns large blocks to the system, and the pages of the next block must be cleared and mapped
-// again, which takes longer than the lookup that fills them.
+// Without it, malloc would return large blocks to the system, and the system would have to clear and map the
+// pages of the next block, which takes longer than the lookup that fills the block.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace rec_sdk {
 
-// Blocks of destroyed outputs. May be called from any thread.
+// Memory blocks of destroyed outputs, kept for later outputs. All functions may be called from any thread.
 class OutputMemory {
  public:
   struct Block {
@@ -22,7 +22,7 @@ class OutputMemory {
   };
 
   static OutputMemory& instance();
-  Block take(size_t bytes);  // at least `bytes` on huge pages; without data if memory is short
+  Block take(size_t bytes);  // returns at least `bytes`, on huge pages; data is null if memory is short
   void give(const Block& block) noexcept;
   size_t kept_bytes();
 
@@ -31,12 +31,14 @@ class OutputMemory {
     Block block;
     uint64_t since;  // number of blocks taken before it was returned
   };
-  // A batch has one output per group of tables, and training keeps outputs of a few batches.
+  // The number of blocks that are kept: a batch has one output per group of tables, and training uses the
+  // outputs of a few batches at a time.
   static constexpr size_t kMost = 8;
-  // A block is returned to the system after so many other blocks were taken since its return.
+  // A kept block is returned to the system after this number of other blocks has been taken.
   static constexpr uint64_t kPatience = 64;
 
-  // Does not wait for the mutex: in a forked child, a thread of the parent may hold it forever.
+  // Does not wait for the mutex, since in a forked child it may stay locked forever by a thread of the
+  // parent.
   std::unique_lock<std::mutex> try_lock() { return std::unique_lock<std::mutex>(mutex_, std::try_to_lock); }
   void drop_old() noexcept;
   void drop_all() noexcept;

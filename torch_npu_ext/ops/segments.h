@@ -1,4 +1,4 @@
-// The arguments that update_rows and accumulate_rows have in common.
+// Conversion of the arguments that update_rows and accumulate_rows have in common.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace rec_sdk {
 
-// `grads` must outlive the result.
+// Checks the arguments and returns them as Segments. `grads` must outlive the result.
 inline Segments segments_of(const Checker& check, const Gradients& grads, const Tensor& unique_slots,
                             const Tensor& segment_offsets, const Tensor& grad_row,
                             const OptionalTensor& grad_source, const OptionalTensor& grad_column,

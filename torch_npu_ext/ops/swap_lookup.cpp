@@ -1,5 +1,5 @@
-// The operators swap_lookup_sequence and swap_lookup_pooled; on the CPU each runs two kernels, one after the
-// other.
+// The operators swap_lookup_sequence and swap_lookup_pooled. On the CPU, each runs the kernel of the swap,
+// then the kernel of the lookup.
 #include <torch/csrc/stable/library.h>
 
 #include <vector>
@@ -38,7 +38,8 @@ const int32_t* origins_of(const Checker& check, const SwapAndLookups& all) {
   return check.vector<const int32_t>("origins", all.origins, ScalarType::Int, all.lookup_slots.numel());
 }
 
-// Checks that each lookup's origin is its slot, or the index of the row in that the slot receives.
+// Checks the origin of each lookup: its slot, or if the swap writes a row to the slot, cache_slots plus the
+// index of that row.
 void check_origins(const Checker& check, const SwapRows& a, const int32_t* slots, const int32_t* origins,
                    int64_t lookups) {
   check_indices(check, "origins", origins, lookups, a.cache_slots + a.count);
@@ -52,7 +53,7 @@ void check_origins(const Checker& check, const SwapRows& a, const int32_t* slots
   }
 }
 
-// Checks everything before any memory is written.
+// Checks the contents of all index tensors. It must run before any memory is written.
 void check_contents(const Checker& check, const SwapRows& a, const int32_t* slots, const int32_t* origins,
                     int64_t lookups) {
   check_indices(check, "slots", a.slots, a.count, a.cache_slots);

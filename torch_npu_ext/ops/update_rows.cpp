@@ -135,8 +135,8 @@ void update_rows_cpu(const Tensor& cache, const Tensors& grads, const Tensor& un
 
 STABLE_TORCH_LIBRARY_IMPL(rec_sdk, CPU, m) { m.impl("update_rows", TORCH_BOX(&rec_sdk::update_rows_cpu)); }
 
-// Returns the names of an optimizer's coefficients, for Python, which fills them: separated by spaces,
-// without the first one; null if there is no such optimizer.
+// Returns the names of an optimizer's coefficients except the first one, separated by spaces; null if there
+// is no such optimizer. Python needs the names to fill in the coefficients.
 extern "C" __attribute__((visibility("default"))) const char* rec_sdk_coefficient_names(
     const char* optimizer) {
   return rec_sdk::find_coefficients(optimizer, rec_sdk::REC_SDK_ISA::Optimizers{});

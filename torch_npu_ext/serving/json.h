@@ -1,4 +1,4 @@
-// A JSON parser with the features that manifests and headers of tensor files need.
+// A JSON parser with only the features that manifests and the headers of tensor files need.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Json {
 
   bool is_null() const { return kind_ == Kind::kNull; }
   bool has(const std::string& key) const { return find(key) != nullptr; }
-  // These accessors throw std::invalid_argument if the value has another type, or no such key.
+  // These accessors throw std::invalid_argument if the value has another type or lacks the key.
   const Json& operator[](const std::string& key) const;
   const std::string& string() const;
   int64_t integer() const;
@@ -28,7 +28,7 @@ class Json {
   const Json* find(const std::string& key) const;
 
   Kind kind_ = Kind::kNull;
-  std::string text_;         // text of a string; a number as it is written; "true" or "false"
+  std::string text_;         // a string's text, a number's digits, "true" or "false"
   std::vector<Json> items_;  // items of a list, or values of an object
   std::vector<std::string> keys_;
 };

@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns whether a folder is named like a save: a date and time of 14 digits, optionally with microseconds.
+// Returns whether a name is a name of saves: date and time in 14 digits, optionally with a dot and
+// microseconds.
 bool is_name(const std::string& name) {
   const auto digits = [&](size_t begin, size_t count) {
     return name.find_first_not_of("0123456789", begin) >= begin + count;
@@ -120,7 +121,8 @@ SaveArchive::Stamp SaveArchive::stamp_of(const Path& save) {
   return {about.st_dev, about.st_ino, about.st_size, about.st_mtim.tv_sec, about.st_mtim.tv_nsec};
 }
 
-// `read_now`: manifests that were read, or found unchanged, since the call began.
+// Returns the save in a folder. `read_now`: saves whose manifests the present call of chain() has already
+// read or found unchanged.
 std::shared_ptr<const Save> SaveArchive::read(const Path& folder, std::map<Path, Known>& read_now) const {
   const Path place = resolved(folder);
   const auto now = read_now.find(place);
@@ -142,7 +144,7 @@ SaveArchive::SavesById SaveArchive::read_all(const Path& root, std::map<Path, Kn
     try {
       std::shared_ptr<const Save> save = read(folder, read_now);
       found.emplace(save->id, std::move(save));
-    } catch (const SaveError&) {  // damaged: treated as not being the wanted save
+    } catch (const SaveError&) {  // a damaged save is skipped
     }
   }
   return found;

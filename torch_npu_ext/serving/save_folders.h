@@ -1,4 +1,4 @@
-// Folders of saves: finding the latest save and the saves that it is based on.
+// Search in folders of saves: the latest save, and the saves that a save is based on.
 #pragma once
 
 #include <sys/types.h>
@@ -16,11 +16,11 @@ namespace rec_sdk {
 
 using Chain = std::vector<std::shared_ptr<const Save>>;
 
-// The saves in some folders. Each manifest is read once, and again only if its file has changed. All
-// functions throw SaveError.
+// The saves in several folders. A manifest is read again only if its file has changed. All functions throw
+// SaveError.
 class SaveArchive {
  public:
-  // `folders`: folders of saves, or saves. `table`: as in read_save().
+  // `folders`: each is a folder of saves, or a save. `table`: same as for read_save().
   SaveArchive(std::vector<std::string> folders, std::string table)
       : folders_(std::move(folders)), table_(std::move(table)) {}
 

@@ -36,7 +36,8 @@ uint32_t crc32(const char* data, size_t count, uint32_t before = 0) {
   return ~sum;
 }
 
-// Throws unless the path is a regular file inside the folder of a save, reached without links.
+// Throws unless `inner` is the path of a regular file inside the folder of a save and contains no symbolic
+// link.
 void check_plain(const Path& folder, const std::string& inner) {
   Path at = folder;
   for (const Path& part : Path(inner)) {
@@ -57,7 +58,7 @@ std::string read_all(const Path& path) {
   return text;
 }
 
-// Returns whether the checksum in a manifest matches its text without the checksum line.
+// Returns whether the checksum in a manifest is correct for the manifest's text without the checksum line.
 bool checksum_matches(const std::string& text) {
   const std::string before = "\n \"checksum\": ", behind = "\n \"created\": ";
   const size_t begin = text.find(before);
@@ -84,8 +85,8 @@ std::string checked_id(const std::string& id) {
   return id;
 }
 
-// Returns whether `key` is a key of table `name`: the name, with a dot and a number if several tables share
-// it.
+// Returns whether `key` can be the key of a table called `name`: the name, or if several tables have this
+// name, the name with a dot and a number.
 bool is_key(const std::string& key, const std::string& name) {
   if (name.empty() || !consists_of(name, kLetters)) return false;
   if (key == name) return true;
@@ -94,8 +95,8 @@ bool is_key(const std::string& key, const std::string& name) {
          consists_of(key.substr(number), kDigits);
 }
 
-// Returns whether a path consists of parts of printable ASCII separated by slashes, none of them empty or
-// leading out of the folder.
+// Returns whether a path is printable ASCII and stays inside its folder: no part between slashes is empty,
+// "." or "..".
 bool is_inner_path(const std::string& path) {
   if (!std::all_of(path.begin(), path.end(), [](char c) { return c >= ' ' && c <= '~'; })) return false;
   for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
@@ -140,7 +141,7 @@ SavedFile parse_file(const Json& f) {
 // Returns whether the file determines which ids have rows.
 bool has_ids(const SavedFile& file) { return file.role == "removed" || file.role == "rows"; }
 
-// Checks that no byte belongs to two files, so that the amount of data read is bounded by the size of the
+// Checks that no byte belongs to two files, which bounds the amount of data that is read by the size of the
 // save.
 void check_no_overlap(const std::vector<SavedFile>& files) {
   std::vector<const SavedFile*> ordered;
@@ -156,7 +157,7 @@ void check_no_overlap(const std::vector<SavedFile>& files) {
   }
 }
 
-// Selects the files of rows and of removed ids of the tables.
+// Returns those files that contain rows or removed ids of the tables.
 std::vector<SavedFile> relevant(std::vector<SavedFile> files, const std::vector<SavedTable>& tables) {
   const auto is_relevant = [&](const SavedFile& file) {
     return has_ids(file) && std::any_of(tables.begin(), tables.end(),
@@ -166,7 +167,7 @@ std::vector<SavedFile> relevant(std::vector<SavedFile> files, const std::vector<
   return files;
 }
 
-// Returns the offset of a tensor in its file, behind the header. `end` is the number of bytes behind the
+// Returns the offset of a tensor from the end of its file's header. `end` is the number of bytes after the
 // header.
 int64_t tensor_offset(const Json& header, const std::string& name, const std::string& dtype,
                       const std::vector<int64_t>& shape, int64_t row_bytes, int64_t end) {

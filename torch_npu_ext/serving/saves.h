@@ -1,4 +1,4 @@
-// Saves: the contents of a manifest about a table, and the positions of tensors in its files.
+// Saves: the part of a manifest that describes a table, and the positions of tensors in the table's files.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,11 @@ struct SavedTable {
   bool hashed;
 };
 
-// A save, restricted to the tables of one name. All functions here throw SaveError.
+// The part of a save that concerns the tables of one name. All functions in this file throw SaveError.
 struct Save {
   Path folder;
   std::string id, base, previous;  // previous is empty for a full save
-  int64_t sequence;                // from 1 for deltas; 0 for a full save
+  int64_t sequence;                // 0 for a full save, 1 for the first delta
   std::vector<std::string> folders;
   std::vector<SavedTable> tables;
   std::vector<SavedFile> files;  // files of rows and of removed ids of these tables
@@ -38,7 +38,7 @@ struct Save {
 
 constexpr char kManifest[] = "manifest.json";
 
-// `table`: the name of tables, or the key of one table.
+// Reads the manifest of a save. `table`: the name of one or more tables, or the key of one table.
 Save read_save(const Path& folder, const std::string& table);
 
 // The positions of the tensors in a file of a save.

@@ -18,11 +18,11 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kPiece = 1 << 16;  // ids in memory at a time while an index is built
+constexpr int64_t kPiece = 1 << 16;  // number of ids that are read at a time while an index is built
 
 namespace fs = std::filesystem;
 
-// Runs f, and translates errors of the engine and the file system to SaveError.
+// Returns f(), and converts exceptions of the engine and the file system to SaveError.
 template <class F>
 auto with_save_errors(const F& f) {
   try {
@@ -36,7 +36,7 @@ auto with_save_errors(const F& f) {
   }
 }
 
-// A new folder with a random name, removed by the destructor.
+// A new temporary folder with a random name, which the destructor removes.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -71,7 +71,7 @@ const SavedTable& table_of(const Save& save, const std::string& name) {
   return *found[0];
 }
 
-// Returns the table in another save of the chain.
+// Returns the table that corresponds to `wanted` in another save of its chain.
 const SavedTable& same_table(const Save& save, const SavedTable& wanted) {
   const SavedTable* by_name = nullptr;
   int count = 0;
@@ -110,7 +110,7 @@ void add_ids(IndexWriter& writer, const Tensors& from, const SavedFile& file, ui
   }
 }
 
-// Writes the index of a table to a new file.
+// Writes a table's index, which maps ids to rows, to a new file.
 void write_index(const Path& path, const Save& save,
                  const std::vector<std::pair<SavedFile, Tensors>>& files) {
   int64_t most = 0;
@@ -124,11 +124,11 @@ void write_index(const Path& path, const Save& save,
     }
     writer.end_round();
   }
-  writer.finish(false);  // not synced: the file is removed with the reader
+  writer.finish(false);  // needs no fsync, because the file is deleted with the reader
 }
 
-// Returns the table in one save. If the save has no index, one is built in a temporary folder, which
-// `temporary` owns.
+// Returns a table's files and index in one save. If the save has no index, an index is built in a new
+// temporary folder, which `temporary` owns.
 ServedSave served_save(const Save& save, const SavedTable& table,
                        std::vector<std::unique_ptr<TemporaryFolder>>& temporary) {
   std::vector<std::pair<SavedFile, Tensors>> files;

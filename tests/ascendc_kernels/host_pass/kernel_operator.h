@@ -1,4 +1,5 @@
-// Bisheng's pass for the host may lack the type bfloat16_t of AscendC. Here naming it does not compile.
+// AscendC without the type bfloat16_t, which the host pass of the compiler bisheng may lack. With this
+// header, a use of the type is a compile error.
 #pragma once
 
 #include "emulator/ascendc/kernel_operator.h"

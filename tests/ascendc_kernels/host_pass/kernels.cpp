@@ -1,5 +1,5 @@
-// All kernels as bisheng's pass for the host sees them: parsed, and instantiated for every type of weights.
-// The command line includes each op_kernels/*/ascendc.h.
+// Compiles all kernels as in the host pass of bisheng, which parses them and instantiates them for every data
+// type of weights. The command line includes each op_kernels/*/ascendc.h.
 #include "op_kernels/update_rows/ascendc_launch.h"
 
 namespace {

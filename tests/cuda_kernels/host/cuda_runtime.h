@@ -1,4 +1,4 @@
-// CUDA for the host compiler, as far as the kernels use it. Every thread of a block is a fiber; see
+// The parts of CUDA that the kernels use, for the host compiler. Every thread of a block is a fiber; see
 // machine.h.
 #pragma once
 
@@ -17,8 +17,8 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-// All thread-local memory of the program or the library is shared memory: the machine initializes it again
-// for every block.
+// Shared memory is thread-local memory of the program or library. The machine reinitializes all of it for
+// every block.
 #define __shared__ static thread_local
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9 };
@@ -46,7 +46,7 @@ struct cudaPointerAttributes {
 
 namespace cuda_host {
 
-// The memory type of every pointer; tests set it.
+// The memory type that cudaPointerGetAttributes returns for every pointer. Tests set it.
 inline cudaMemoryType memory_type = cudaMemoryTypeDevice;
 
 }  // namespace cuda_host
@@ -111,7 +111,8 @@ T shuffle(const char* name, Place place, unsigned mask, T value, int source) {
 
 }  // namespace cuda_host
 
-// Source lanes as in the PTX manual, "shfl.sync": outside its segment a lane reads itself.
+// Source lanes are as in section "shfl.sync" of the PTX manual: a lane whose source is outside its segment
+// reads its own value.
 template <class T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32,
               cuda_host::Place place = cuda_host::Place::caller()) {
@@ -136,8 +137,8 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
                             source <= last ? source : cuda_host::lane());
 }
 
-// Runs the kernel to its end. Throws cuda_host::KernelError for an invalid launch or an invalid operation of
-// the kernel.
+// Runs the kernel and returns when it has ended. Throws cuda_host::KernelError if the launch is invalid, or
+// if the kernel performs an invalid operation.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {

@@ -34,9 +34,9 @@ struct Memory {
 
 thread_local char anchor;
 
-// The thread-local memory of the program or library that contains this code; others have their own.
+// Returns the thread-local memory of the program or library that contains this code.
 Memory shared_memory() {
-  Memory found{&anchor, 0};  // the access above has allocated it
+  Memory found{&anchor, 0};  // taking the address allocates the thread-local memory
   const auto take_if_mine = [](dl_phdr_info* info, size_t, void* result) {
     auto* memory = static_cast<Memory*>(result);
     const auto address = reinterpret_cast<uintptr_t>(memory->data);
@@ -56,7 +56,7 @@ Memory shared_memory() {
 std::string name_of([[maybe_unused]] const void* kernel) {
   char name[1000] = "a kernel";
 #ifdef __SANITIZE_ADDRESS__
-  // It treats its argument as a return address, which is after a call.
+  // __sanitizer_symbolize_pc treats its argument as a return address, so the kernel's address is incremented.
   void* behind = const_cast<char*>(static_cast<const char*>(kernel)) + 1;
   __sanitizer_symbolize_pc(behind, "%f", name, sizeof name);
 #endif
@@ -69,7 +69,8 @@ std::string text_of(const Call& call) {
   return std::string(call.name) + mask + " at " + call.place.file + ":" + std::to_string(call.place.line);
 }
 
-// The texts are literals of one translation unit, in which equal literals have one address.
+// Returns whether two threads wait in the same call. Names and files are compared by address: they are
+// literals of one translation unit, where equal literals have the same address.
 bool same(const Call& a, const Call& b) {
   return a.mask == b.mask && a.name == b.name && a.place.file == b.place.file && a.place.line == b.place.line;
 }
@@ -77,11 +78,11 @@ bool same(const Call& a, const Call& b) {
 struct Thread {
   std::unique_ptr<Fiber> fiber;
   bool waiting = false, ended = false;
-  Call call{};  // the call that it waits in
+  Call call{};  // the call in which the thread waits
   uint64_t result = 0;
 };
 
-// The threads [first, last) that may take part in a call.
+// The threads [first, last) that can take part in a call: a warp or the whole block.
 struct Group {
   int first, last, index;
 };
@@ -94,8 +95,8 @@ class Machine {
   void run(const void* kernel, const dim3& grid, const dim3& block, const std::function<void()>& call);
   uint64_t wait(const Call& call);
   int lane() const { return current_ % kWarp; }
-  [[noreturn]] void fail(const std::string& message) const;  // of the current thread
-  std::string where() const;                                 // for the sanitizers
+  [[noreturn]] void fail(const std::string& message) const;  // throws an error of the current thread
+  std::string where() const;  // the current thread, for reports of the sanitizers
 
  private:
   std::vector<unsigned> order_of_blocks(unsigned blocks);
@@ -114,13 +115,13 @@ class Machine {
     return call.mask == kWholeBlock || (call.mask >> (thread % kWarp) & 1u) != 0;
   }
 
-  // Positions in the order of the threads: ready threads run in turn from the first one, or from a random
-  // one.
+  // Returns a thread's position in the order of threads. Ready threads run in this order, from the first one
+  // or from a random one.
   int place_of(int thread) const { return order == kDescending ? count_ - 1 - thread : thread; }
 
   std::vector<Thread> threads_;
-  std::bitset<kMaxThreads> ready_;             // places
-  int waiting_[kMaxThreads / kWarp + 1] = {};  // in calls of each warp, and of the block
+  std::bitset<kMaxThreads> ready_;             // positions of the ready threads
+  int waiting_[kMaxThreads / kWarp + 1] = {};  // number of waiting threads, for each warp and for the block
   int count_ = 0, current_ = 0;
   std::mt19937_64 random_;
   const std::function<void()>* call_ = nullptr;
@@ -250,7 +251,8 @@ void Machine::release(const Call& call, const Group& group) {
   }
 }
 
-// Returns the first deadlocked thread and the threads it waits for; "" if all have ended.
+// Returns a description of the first deadlocked thread and a thread that it waits for; "" if all threads have
+// ended.
 std::string Machine::deadlock() const {
   for (int i = 0; i < count_; ++i) {
     if (!threads_[i].waiting) continue;
@@ -304,6 +306,6 @@ int segment_start(int width, Place place) {
 
 }  // namespace cuda_host
 
-// The sanitizers call these before they report.
+// The sanitizers call these functions before they print a report.
 extern "C" void __asan_on_error() { std::fprintf(stderr, "%s\n", cuda_host::machine().where().c_str()); }
 extern "C" void __ubsan_on_report() { __asan_on_error(); }

@@ -1,9 +1,10 @@
-// Runs a kernel on the host: the blocks one after the other, the threads of a block as fibers that switch
-// only at barriers and shuffles. set_order chooses the next block and the next ready thread; no result may
-// depend on it, so that a missing barrier is found. A kernel that is invalid on some GPU throws KernelError.
+// Runs a CUDA kernel on the host. The blocks run one after the other. The threads of a block are fibers,
+// which switch only at barriers and shuffles. set_order determines which block and which ready thread runs
+// next. Results that depend on this order reveal a missing barrier. A kernel that is invalid on some GPU
+// throws KernelError.
 //
-// Stricter than a GPU: all threads of a barrier or a shuffle must reach the same line of the source, and none
-// of them may have ended.
+// The machine is stricter than a GPU: all threads of a barrier or a shuffle must reach the same line of the
+// source, and none of them may have ended.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +24,10 @@ struct KernelError : std::runtime_error {
 constexpr uint64_t kAscending = 0, kDescending = 1;
 void set_order(uint64_t order);
 
-// The name of the test, for the reports of the sanitizers.
+// Sets the name of the test, which is printed with reports of the sanitizers.
 void set_title(const std::string& title);
 
-// For cuda_runtime.h.
+// The following declarations are used by cuda_runtime.h.
 
 struct Place {
   const char* file;
@@ -37,19 +38,19 @@ struct Place {
   }
 };
 
-// The state of a thread: it waits for the threads of its warp that `mask` names.
+// A barrier or shuffle in which a thread waits for the threads of its warp that `mask` names.
 struct Call {
   const char* name;
   Place place;
   uint32_t mask;
-  int source;  // lane whose value it gets
+  int source;  // lane whose value the thread gets
   uint64_t value;
 };
 
 uint64_t exchange(const Call& call);
 void wait_for_block(Place place);
 int lane();
-// The first lane of the segment of `width` lanes that the caller is in.
+// Returns the first lane of the segment of `width` lanes that contains the calling thread's lane.
 int segment_start(int width, Place place);
 
 void run(const void* kernel, const dim3& grid, const dim3& block, const std::function<void()>& call);
