@@ -82,7 +82,7 @@ class TableAccess(TableMethods, torch.nn.Module):
     # ---- states
 
     def split_optimizer_states(self) -> list[list[torch.Tensor]]:
-        """Returns the states of each table in FBGEMM's order, `[rows, D]` or `[rows]`.
+        """Returns the optimizer states of each table, `[rows, D]` or `[rows]`; the states are in FBGEMM's order.
 
         Returns [] if the optimizer has no states.
 
@@ -126,7 +126,7 @@ class TableAccess(TableMethods, torch.nn.Module):
 
     @property
     def iter(self) -> torch.Tensor:
-        """Number of updates so far, int64 `[1]`; FBGEMM's counts forward passes instead."""
+        """Number of updates so far, int64 `[1]`; FBGEMM's `iter` counts forward passes instead."""
         return torch.tensor([self._optimizer.step], device="cpu")
 
     def update_hyper_parameters(self, params_dict: Mapping[str, float]) -> None:

@@ -27,7 +27,7 @@ class FeatureOrder:
     """
 
     def __init__(self, feature_table_map: Sequence[int] | None, dims: Sequence[int]) -> None:
-        """Computes both orders.
+        """Computes batch order and table order.
 
         Raises:
             ValueError: a feature has no table, or a table has no feature.
@@ -83,8 +83,7 @@ class VariableBatch:
     output contains the rows `[b, D]` of each rank and each feature, flattened and concatenated.
 
     Attributes:
-        batch_size: batch size of the padded batch: the maximum over features of a feature's batch size, summed over
-            ranks.
+        batch_size: batch size of the padded batch, which is the largest sum of a feature's batch sizes over all ranks.
     """
 
     def __init__(self, sizes: BatchSizes, dims: Sequence[int]) -> None:

@@ -41,8 +41,9 @@ _REPAIRING_MODES = (BoundsCheckMode.WARNING, BoundsCheckMode.IGNORE)
 class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
     """FBGEMM's module of this name, for training on the CPU, CUDA and NPU.
 
-    Options are supported, rejected with a reason, or accepted with one logged line (loggers below
-    `rec_sdk_torch.fbgemm`); docs/fbgemm.md lists all. Enums may be FBGEMM's, this package's, or names of members.
+    An option is supported, rejected with a reason, or ignored with one logged line (by loggers under
+    `rec_sdk_torch.fbgemm`); docs/fbgemm.md lists all options. A member of an enum may be FBGEMM's, this package's, or
+    the member's name.
 
     Attributes:
         tables: the `TableBatchedEmbedding` that contains the rows.
@@ -104,12 +105,13 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         """Creates the module with FBGEMM's arguments, see docs/fbgemm.md. Nothing is allocated before the first use.
 
         Args:
-            embedding_specs: (rows, dim, `EmbeddingLocation`, `ComputeDevice`) of each table; any dim.
+            embedding_specs: (rows, dim, `EmbeddingLocation`, `ComputeDevice`) of each table; `dim` need not be a
+                multiple of 4.
 
         Raises:
             NotImplementedError: an argument or a value is not supported; the message gives the reason.
-            TypeError, ValueError: invalid values.
-            RuntimeError: ComputeDevice.CUDA where torch has no accelerator.
+            TypeError, ValueError: a value is invalid.
+            RuntimeError: the compute device is CUDA, but torch has no accelerator.
         """
         arguments = dict(locals())
         super().__init__()

@@ -47,7 +47,7 @@ _UNSUPPORTED = {
 
 
 def options_read_by(kind: OptimType) -> tuple[str, ...]:
-    """Returns the names in `HYPER_PARAMETERS` that the optimizer uses."""
+    """Returns the arguments in `HYPER_PARAMETERS` that the optimizer uses."""
     return _OPTIMIZERS[kind][1]
 
 
@@ -101,7 +101,7 @@ def gradient_bound(arguments: Mapping[str, Any]) -> float | None:
 
 
 def _state_dtypes(arguments: Mapping[str, Any], optimizer: TableOptimizer) -> dict[str, torch.dtype]:
-    """Returns the state dtypes by this package's state names; `arguments` has FBGEMM's state names."""
+    """Converts the keys of state dtypes from FBGEMM's state names to this package's state names."""
     names = {theirs: own for own, theirs in state_names(optimizer).items()}
     dtypes = {}
     for name, value in arguments.items():

@@ -71,7 +71,7 @@ def parse_specs(specs: Sequence[Sequence[Any]], enforce_hbm: bool) -> tuple[list
 
 
 def compute_device(kind: ComputeDevice, device: torch.device | str | int | None) -> torch.device:
-    """Returns the device of the tables; if `kind` is CUDA and `device` None, torch's accelerator of any type.
+    """Returns the tables' device: `device` if it is not None; otherwise CUDA means torch's accelerator of any type.
 
     Raises:
         RuntimeError: torch has no accelerator.
@@ -102,7 +102,7 @@ def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
         raise ValueError(f"table_names has {len(names)} names for {count} tables")
     result: list[str] = []
     for name in names:
-        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: MAX_NAME_LENGTH - 8] or "t"  # leaves room for the number
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", name)[: MAX_NAME_LENGTH - 8] or "t"  # leaves space for "_" and a number
         unique, number = plain, 1
         while unique in result:
             unique, number = f"{plain}_{number}", number + 1

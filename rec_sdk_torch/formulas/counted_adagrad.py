@@ -31,7 +31,7 @@ def _cowclip(r: Rows) -> None:
 
 
 def _count_update(r: Rows) -> torch.Tensor:
-    """Increments and returns the row's counter, which first decays once per update of the table since the row's last.
+    """Decays the row's counter once for each update of the table since the row's last update; adds 1 and returns it.
 
     Also sets state 1, the number of the row's last update.
     """

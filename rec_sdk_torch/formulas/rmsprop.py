@@ -44,7 +44,7 @@ def _centered_step(r: Rows) -> torch.Tensor:
 
 
 def _rmsprop(step: Callable[[Rows], torch.Tensor], momentum: bool = False) -> Callable[[Rows], None]:
-    """Returns the formula that subtracts `lr` times `step`, or with `momentum` a momentum buffer of steps."""
+    """Returns the formula that subtracts lr times the step; with `momentum`, lr times a momentum buffer of steps."""
 
     def update(r: Rows) -> None:
         moved = step(r)

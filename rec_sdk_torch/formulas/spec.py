@@ -20,7 +20,7 @@ ACCUMULATE_TORCHREC = "rec_sdk_torch.optim.accumulate_torchrec"
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state block of a row: `[D]`, or `[1]` if `rowwise`. A `counter` is float32, whatever `state_dtypes` says."""
+    """One state block of a row: `[D]`, or `[1]` if `rowwise`. A `counter` is float32 whatever `state_dtypes` is."""
 
     name: str
     rowwise: bool = False

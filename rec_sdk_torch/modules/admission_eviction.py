@@ -70,7 +70,7 @@ class AdmitAndEvictConfig:
     """Admission and eviction of ids, both off by default: every id is admitted, none is evicted.
 
     Attributes:
-        admit_threshold: POLICY_COUNT admits an id after this many lookups; -1 or None turns it off.
+        admit_threshold: POLICY_COUNT admits an id after this many lookups; -1 or None turns this rule off.
         not_admitted_default_value: value of every element that a lookup returns for an id that is not admitted. It has
             no effect without admission.
         evict_threshold: POLICY_COUNT evicts an id that was not looked up for more than this many seconds; 0 or None

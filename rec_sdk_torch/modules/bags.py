@@ -14,7 +14,7 @@ from ..tbe import Batch, padded_offset_indices
 
 @functools.cache
 def _has_expected_fields() -> bool:
-    """Returns whether JaggedTensor has exactly the fields set below; other releases of TorchRec may have more."""
+    """Returns whether JaggedTensor has exactly the fields that `Bags.sequences` sets; other releases may add some."""
     none = torch.empty(0, dtype=torch.int64, device="cpu")
     return list(vars(JaggedTensor(none, lengths=none))) == ["_values", "_weights", "_lengths", "_offsets"]
 
@@ -92,13 +92,13 @@ class Bags:
         if not _has_expected_fields():
             return {name: JaggedTensor(part, weight, of_keys[key]) for name, key, part, weight in outputs}
         outputs_by_name: dict[str, JaggedTensor] = {}
-        for name, key, part, weight in outputs:  # without the constructor, which makes 16 calls
+        for name, key, part, weight in outputs:  # skips JaggedTensor's constructor, with its 16 calls
             outputs_by_name[name] = made = _new_jagged(JaggedTensor)
             made._values, made._weights, made._lengths, made._offsets = part, weight, of_keys[key], None
         return outputs_by_name
 
     def check_pooled(self) -> None:
-        """Raises an error if the samples of pooled outputs are not known.
+        """Raises an error if the samples to which pooled outputs belong are unknown.
 
         Raises:
             ValueError: keys have different batch sizes, and the batch has no inverse indices.
@@ -115,7 +115,7 @@ class Bags:
 
         Args:
             values: float32 `[B, sum(dims)]`, pooled outputs of bags.
-            dims, keys: number of columns, and index of the key, of each output.
+            dims, keys: each output's number of columns, and the index of its key.
 
         Returns:
             float32 `[samples, sum(dims)]`; `values` itself if the batch has no `inverse_indices`.

@@ -138,7 +138,7 @@ class SequenceTables:
     _need_indices: bool
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
-        """Returns the configs of the whole tables, as the user passed them."""
+        """Returns the configs of the unsharded tables, as the user passed them."""
         return [config for config in self.configs if isinstance(config, EmbeddingConfig)]
 
     def need_indices(self) -> bool:
@@ -156,5 +156,5 @@ class PooledTables:
     configs: Sequence[BaseEmbeddingConfig]
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """Returns the configs of the whole tables, as the user passed them."""
+        """Returns the configs of the unsharded tables, as the user passed them."""
         return [config for config in self.configs if isinstance(config, EmbeddingBagConfig)]

@@ -57,8 +57,8 @@ class EmbCacheEmbeddingBagConfig(_HashTableFields, EmbeddingBagConfig):
     """Config of a hash table for bags. Ids are any int64; rows are in host memory, hot rows in the device cache.
 
     Attributes:
-        num_embeddings: expected number of ids, at least 1. It is not a limit: it determines the size of the cache and
-            of the planner, and the default range of initial weights.
+        num_embeddings: expected number of ids, at least 1. It is not a limit: it determines the sizes of the cache
+            and of the planner's data, and the default range of initial weights.
         embedding_dim: D, the number of columns, 1 to 4096.
         name: table name: 1 to 100 letters, digits and underscores, unique in its collection.
         feature_names: keys of the batch that look up the table.

@@ -209,17 +209,17 @@ class EmbCacheEmbeddingBagCollection(_PooledCollection):
             0 and warns, `"ignore"` and `"none"` read row 0.
         check_finite: handling of a NaN or infinite gradient: `"off"` ignores it, `"warn"` warns, `"raise"` raises a
             FloatingPointError before any row changes.
-        cache_policy: policy that chooses victims of a full cache, see docs/cache.md. Results are the same.
+        cache_policy: policy that chooses victims of a full cache, see docs/cache.md. Results do not depend on it.
         update: when rows are updated: in the `"backward"` pass, or at the `"step"`, which is `fused_optimizer.step()`.
         host_store: folder whose memory-mapped files hold the rows; None: the rows are in host memory.
         stochastic_rounding: whether updates round 16-bit weights up or down at random, without bias.
         cache_dtype: data type of the weights in the cache: torch.float32, float16 or bfloat16; None: the table's.
         padding_idx: padding id of all tables, or a dict by table name. A padding id has no row and no gradient.
-        home: rule by which ranks own the rows of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; for
-            all tables, or a dict by table name.
+        home: rule by which ranks own the rows of a row-wise sharded table: `"modulo"`, `"hash"` or `"continuous"`; one
+            for all tables, or a dict by table name.
 
     Raises:
-        ValueError, TypeError: invalid tables or options; the message names them.
+        ValueError, TypeError: a table or an option is invalid; the message names it.
         MemoryError: index tables do not fit into host memory.
         ImportError, NotImplementedError: the device's software is missing, or the device is not supported.
 
@@ -290,7 +290,7 @@ class HashEmbeddingBagCollection(_PooledCollection):
     The other arguments are the same as for `EmbCacheEmbeddingBagCollection`.
 
     Raises:
-        ValueError, TypeError: invalid tables or options; the message names them.
+        ValueError, TypeError: a table or an option is invalid; the message names it.
         ImportError, NotImplementedError: the device's software is missing, or the device is not supported.
 
     Example:

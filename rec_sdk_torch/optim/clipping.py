@@ -2,9 +2,11 @@
 
 With `update="backward"` a table's gradients are used up in the backward pass; torch's functions would silently skip the
 table, so the patch raises an error or warns. With `update="step"` the functions clip the pending gradients; the norm of
-a sharded table covers its rows on all ranks. Programs may have imported the functions by name, so the patch wraps what
-the functions call, when the first collection is created. If another library has replaced torch's functions, the patch
-still works if the replacements call torch's functions; otherwise a warning is issued.
+a sharded table covers its rows on all ranks.
+
+The patch is made when the first collection is created. It wraps what the functions call, because programs may have
+imported the functions by name. If another library has replaced torch's functions, the patch still works if the
+replacements call torch's functions; otherwise a warning is issued.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def wrap_clipping() -> None:
 
 
 def _wrap_function(function: Any, name: str) -> bool:
-    """Wraps the body of torch's function, which runs under no_grad; returns False for functions of others."""
+    """Wraps the body of torch's function, which runs under no_grad; returns False if `function` is not torch's."""
     if not isinstance(function, types.FunctionType) or function.__globals__ is not vars(clip_grad):
         return False
     if function.__name__ != name or not function.__closure__:

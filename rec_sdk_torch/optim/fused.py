@@ -85,7 +85,7 @@ class StepState(_TableState):
 
 
 class IdsState(_TableState):
-    """Ids of a hash table (`<table>.ids`), int64 `[n]`: row i of every other state belongs to id i."""
+    """Ids of a hash table (`<table>.ids`), int64 `[n]`: row i of every other state belongs to the i-th of these ids."""
 
     loading: torch.Tensor | None = None
     """The ids of a load in progress."""

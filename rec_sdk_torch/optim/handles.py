@@ -96,7 +96,7 @@ class Ranks(Protocol):
 
 
 class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
-    """A table's handle: a parameter of shape `[0, D]`, a leaf of the autograd graph that never gets a gradient from it.
+    """A table's handle: a parameter of shape `[0, D]`. It is a leaf of the autograd graph, but gets no gradient there.
 
     `apply_optimizer_in_backward` of TorchRec or torch stores optimizer assignments on the handle, which checks them.
     The next training forward passes them to the engine.
@@ -262,7 +262,7 @@ class _HandleParameters(dict[str, Any]):
             return
         check_real(value)
         leaves_meta = handle is not None and handle.is_meta and isinstance(value, torch.Tensor) and not value.is_meta
-        if leaves_meta and owner is not None:  # done by DistributedModelParallel
+        if leaves_meta and owner is not None:  # DistributedModelParallel moves modules so
             for module in (owner.embedding, owner):
                 module.to_empty(device=value.device)
             return

@@ -173,7 +173,7 @@ def _remove_hooks(handle: Handle) -> None:
 
 
 def share_options(handle: Handle, optimizer: TableOptimizer) -> None:
-    """Makes torch's optimizers for a table share the options that its updates read, as their param_groups."""
+    """Replaces the param_groups of torch's optimizers for a table with the options that the table's updates read."""
     for made in handle.__dict__[OPTIMIZERS]:
         made.param_groups[0] = optimizer.options
         made._opt_called = True  # otherwise a scheduler would warn that step() was not called

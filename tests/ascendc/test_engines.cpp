@@ -1,5 +1,5 @@
 // Tests of the time at which a core's engines run an instruction: at once, when it is waited for, or at
-// random. A kernel sees only when bytes are copied.
+// random. Only the time at which bytes arrive is visible from outside.
 #include <cmath>
 #include <cstdlib>
 

@@ -13,7 +13,7 @@ GlobalTensor<T> tensor_at(T* address, uint64_t count = 0) {
   return tensor;
 }
 
-// Returns the part of a tensor that starts at the core's elements.
+// Returns a core's part of a tensor that has `elements` elements for each core.
 template <class T>
 GlobalTensor<T> part(const GlobalTensor<T>& tensor, int64_t elements, int64_t core = GetBlockIdx()) {
   return tensor[static_cast<uint64_t>(core * elements)];

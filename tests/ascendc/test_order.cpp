@@ -77,7 +77,8 @@ const Steps<Memory> kHazards[] = {
     {{fill}, {barrier<PIPE_ALL>}, {fill}, {"writes local memory", "PipeBarrier<PIPE_V>"}},
     {{fill, barrier<PIPE_MTE2>}, {barrier<PIPE_V>}, {add}, {"PipeBarrier<PIPE_V>"}},
     {{in}, {barrier<PIPE_MTE2>}, {in}, {"PipeBarrier<PIPE_MTE2>"}},
-    // Without the step in the middle there is no chain of waits from the copy in to the copy out. An engine
+    // The copy out must wait for the copy in, but a chain of waits through another engine is enough. An
+    // engine
     // that waits for another engine is also ordered after everything that the other engine has waited for.
     // The scalar unit issues later instructions only after its wait.
     {{in}, {flag<Event::MTE2_V>}, {fill_next, flag<Event::V_MTE3>, out}, {"HardEvent::MTE2_MTE3"}},

@@ -115,7 +115,7 @@ void test_other_queues() {
   }
 }
 
-// A queue orders only the two engines of its positions.
+// A queue orders the two engines of its positions, and no other engines.
 void test_order() {
   Global<float> in("in", kCount, Access::kRead), out("out", kCount, Access::kReadWrite);
   const std::vector<Buffer> buffers = {in.buffer(), out.buffer()};

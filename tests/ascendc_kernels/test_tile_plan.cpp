@@ -37,8 +37,8 @@ void check(const RecordShape& shape, RowNeeds needs, const BesideTile& beside, i
   CHECK(bytes_of(shape, needs, beside, wider) > rec_sdk::ascendc::kUbBytes);
 }
 
-// narrowest_tile_bytes, which UpdateTiles uses at compile time, depends on the needs of a tile and equals the
-// size of the narrowest plan for wide rows.
+// Checks narrowest_tile_bytes, which UpdateTiles uses at compile time: the bytes grow with the needs of a
+// tile, and for wide rows they are the size of the narrowest plan.
 void check_narrowest() {
   using rec_sdk::ascendc::narrowest_tile_bytes;
   const RecordShape wide{1 << 24, 0, 4, 3, 2, 0, 0, true};

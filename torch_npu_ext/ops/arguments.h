@@ -41,7 +41,7 @@ PooledWeightsGrad pooled_weights_grad_arguments(const Tensor& weights, const Ten
 // grads: at least one tensor, each [rows, columns] fp32, stride(1) = 1. `cache` determines the device.
 Gradients gradients_of(const char* op, const Tensor& cache, const Tensors& grads);
 
-// Does not set `hot_rows`, which only the CPU uses and computes. `grads` is the result of gradients_of and
+// Does not set `hot_rows`, which only the CPU kernels use. `grads` is the result of gradients_of and
 // must outlive this function's result.
 UpdateRows update_rows_arguments(const Tensor& cache, const Gradients& grads, const Tensor& unique_slots,
                                  const Tensor& table_offsets, const Tensor& segment_offsets,

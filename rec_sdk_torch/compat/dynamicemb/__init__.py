@@ -1,7 +1,7 @@
 """The interface of dynamicemb (`dynamic_emb` in Rec SDK 2), implemented with this package's cached tables.
 
-Under `rec_sdk_torch.compat`, scripts import these names from `dynamicemb` or `dynamic_emb` and their submodules, as
-before. The porting guide describes the effect of each option.
+Under `rec_sdk_torch.compat`, scripts import these names from `dynamicemb`, `dynamic_emb` and their submodules. The
+porting guide describes the effect of each option.
 """
 
 from types import ModuleType as _Module

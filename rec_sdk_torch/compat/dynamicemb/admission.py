@@ -38,7 +38,7 @@ class KVCounter:
     """Option of a table: the engine counts lookups of ids that are not admitted yet."""
 
     def __init__(self, capacity: int, bucket_capacity: int = 1024, key_type: torch.dtype = torch.int64) -> None:
-        """Stores dynamicemb's arguments, without effect: the bound of a table's rows also bounds its counted ids."""
+        """Stores dynamicemb's arguments, without effect: a table counts at most as many ids as it may have rows."""
         self.capacity = capacity
         self.bucket_capacity = bucket_capacity
         self.key_type = key_type

@@ -29,7 +29,7 @@ def _target_device_type() -> str | None:
 
 
 class _Devices(type):
-    """Metaclass of the replaced `torch.device`, so that `isinstance` and `issubclass` still accept real devices."""
+    """Metaclass of the class that replaces `torch.device`: `isinstance` and `issubclass` still accept real devices."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _DEVICE)

@@ -104,7 +104,7 @@ def DynamicEmbLoad(  # noqa: N802  # the name is dynamicemb's
     counter: bool = False,
     pg: dist.ProcessGroup | None = None,
 ) -> None:
-    """Loads a dump of `DynamicEmbDump`, which may have been written by another number of ranks.
+    """Loads a dump that `DynamicEmbDump` wrote, on the same or another number of ranks.
 
     The arguments mean the same as for `DynamicEmbDump`.
 

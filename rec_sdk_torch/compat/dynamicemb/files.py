@@ -121,7 +121,7 @@ def _map_rows(path: Path, dtype: type[np.generic], width: int, rows: int | None)
 
 
 def load_table(scores: TableScores, folder: Path, owns: OwnsIds, *, optim: bool, counter: bool) -> None:
-    """Loads the rows that this rank owns from a dump, which may have been written by another number of ranks.
+    """Loads the rows that this rank owns from a dump that any number of ranks wrote.
 
     Rows that the table has and the dump does not contain are kept.
 
@@ -171,7 +171,7 @@ def _check_states(table: str, arguments: dict[str, Any], optimizer: TableOptimiz
 def _read_chunks(
     scores: TableScores, folder: Path, rank: int, world_size: int, owns: OwnsIds, with_states: bool
 ) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]]:
-    """Yields chunks: the ids that this rank owns, the parts of their rows, and the scores stored in the file."""
+    """Yields chunks: ids that this rank owns, their rows' weights and states, and the scores stored in the file."""
     view, name = scores.view, scores.name
     parts = view.parts()
     widths = {part: shape[0] for part, shape in parts.items() if part != WEIGHT}

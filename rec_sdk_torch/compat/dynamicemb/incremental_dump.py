@@ -30,7 +30,7 @@ def set_score(model: torch.nn.Module, table_score: int | Mapping[str, Mapping[st
 
     Args:
         model: model with tables whose scores are CUSTOMIZED.
-        table_score: score for all tables, or by collection (name or path) and table name.
+        table_score: one score for all tables, or scores by collection (name or path) and table name.
 
     Raises:
         ValueError: a score is not a positive integer, or a table's scores are not CUSTOMIZED.

@@ -98,7 +98,7 @@ class ScoredTables:
         table_names: Sequence[str] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> None:
-        """Loads the rows that this rank owns from a dump, which may have been written by another number of ranks.
+        """Loads the rows that this rank owns from a dump that any number of ranks wrote.
 
         Raises:
             FileNotFoundError, ValueError: the dump is incomplete, or its tables are of another kind.

@@ -99,7 +99,7 @@ class _BagSharder(EmbCacheEmbeddingBagCollectionSharder):
 
 
 def dynamic_options(params: Mapping[str, ParameterSharding]) -> dict[str, DynamicEmbTableOptions]:
-    """Returns the options of the dynamic tables of a plan, by table name.
+    """Returns dynamicemb's options of each dynamic table in a sharding plan, by table name.
 
     Raises:
         ValueError: a dynamic table is not sharded row-wise.

@@ -68,7 +68,7 @@ def swap(
     rows: torch.Tensor,
     victims: torch.Tensor,
 ) -> Write:
-    """Copies the victims to `victims` and returns the write of the new records, as a part of an operator that swaps."""
+    """Copies victims out of the cache and returns the write of the new records, as a part of an operator that swaps."""
     _check_records(check, cache)
     check.vector("slots", slots, torch.int32)
     count = slots.shape[0]
