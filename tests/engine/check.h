@@ -1,19 +1,21 @@
-// The whole test framework: CHECK reports the line and goes on; a test's main returns check_result().
+// The test framework of the engine's C++ tests. A failed CHECK reports its line and lets the test continue;
+// main() returns check_result().
 #pragma once
 
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
-// Whether repetition runs too: more rounds, every combination. `make test-full` sets the variable.
+// Returns whether tests must run all rounds and combinations. `make test-full` sets the variable for this.
 inline bool full_tests() {
   static const bool full = std::getenv("REC_SDK_TESTS_FULL") != nullptr;
   return full;
 }
 
-// Deals out combinations of a product: every `share`-th in turn, or all in full tests. If `share` and the
-// number of combinations have no common divisor, further calls with the same product deal out the others. The
-// first one depends on the day, so that a week of runs covers more than one run.
+// Selects every `share`-th of the combinations that a test iterates over, or all of them in full tests. If
+// `share` and the number of combinations have no common divisor, later loops over the same combinations
+// select other ones. The first selected combination depends on the day, so the runs of a week cover more
+// combinations than one run.
 class Deal {
  public:
   explicit Deal(int share) : share_(share) {
@@ -48,8 +50,8 @@ inline int check_failures = 0;
     CHECK(thrown && #Exception);            \
   } while (false)
 
-// Tests register themselves; tests/engine/main.cpp runs the tests of a program in order. A threaded test
-// runs again on eight threads, however small its batches are.
+// A registered test. TEST and THREADED_TEST register tests, and main.cpp runs the tests of a program in
+// order. A threaded test runs a second time on eight threads, which are then used even for small batches.
 struct RegisteredTest {
   void (*run)();
   bool threaded;

@@ -1,4 +1,4 @@
-// One table in training, without torch: its device cache, and the expected rows.
+// Training of one table without torch: its device cache, and the expected rows.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ inline GroupSpec one_table(bool hashed, int64_t slots, int64_t capacity, ColumnS
   return {{table}, make_record_layout(kDim, DType::kFloat32, nullptr, 0), {{0, 0, false}}, false, "lru"};
 }
 
-// One table, its device cache, and the expected record of every id.
+// The training loop of one table, with its device cache and the expected record of each id.
 class Loop {
  public:
   Loop(const GroupSpec& spec, uint64_t seed)
@@ -31,7 +31,7 @@ class Loop {
 
   std::unique_ptr<Plan> plan(const std::vector<int64_t>& ids) { return plan_of(engine.get(), ids); }
 
-  // Swaps, checks every lookup's weight, and trains.
+  // Applies the plan, checks the weight of every lookup, and sets new weights as training would.
   void run(const std::vector<int64_t>& ids, const Plan& plan) {
     const size_t bytes = static_cast<size_t>(engine->layout().bytes);
     std::vector<char> out(static_cast<size_t>(plan->rows_out) * bytes);

@@ -1,4 +1,4 @@
-// Runs the tests of a program: tests/engine/check.h.
+// Runs the tests of a program, which tests/engine/check.h registers.
 #include "tests/engine/check.h"
 #include "tests/engine/threads.h"
 
@@ -6,7 +6,7 @@ int main() {
   bool any_threaded = false;
   for (const RegisteredTest& test : registered_tests) {
     any_threaded |= test.threaded;
-#ifdef __SANITIZE_THREAD__  // one thread has no data races
+#ifdef __SANITIZE_THREAD__  // a run on one thread has no data races
     if (test.threaded) continue;
 #endif
     test.run();

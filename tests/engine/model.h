@@ -1,4 +1,5 @@
-// A naive planner, written for clarity: the expected plan, and the expected records in the cache.
+// A simple model of the planner, written for clarity. It computes the expected plan and the expected records
+// in the cache.
 #pragma once
 
 #include <algorithm>
@@ -22,19 +23,19 @@ struct ModelTable {
   TableSpec spec;
   int64_t first_slot;
   std::map<int64_t, int64_t> rows;     // id -> row
-  std::map<int64_t, int32_t> slots;    // id -> slot, residents
-  std::map<int64_t, int64_t> used_by;  // id -> last batch that used it, residents
+  std::map<int64_t, int32_t> slots;    // id -> slot, for cached ids
+  std::map<int64_t, int64_t> used_by;  // id -> last batch that used it, for cached ids
   int64_t batches = 0;
-  std::map<int32_t, int> pins;                 // slot -> plans
-  int64_t used = 0, row_bound = 0;             // slots and rows handed out so far
-  std::vector<int64_t> free_rows, free_slots;  // freed ones; the last is taken next
-  std::map<int64_t, float> weights;            // id -> first weight, where it differs from the initial one
-  std::map<int64_t, int64_t> seen;             // id -> lookups, of ids without a row
+  std::map<int32_t, int> pins;                 // slot -> number of plans that pin it
+  int64_t used = 0, row_bound = 0;             // numbers of slots and rows that were assigned so far
+  std::vector<int64_t> free_rows, free_slots;  // freed rows and slots; the last one is reused first
+  std::map<int64_t, float> weights;            // id -> first weight, if it differs from the initial one
+  std::map<int64_t, int64_t> seen;             // id -> number of lookups, for ids without a row
 
-  static constexpr int64_t kThreshold = 3;  // lookups of an id that a table with the rule "count" admits
+  static constexpr int64_t kThreshold = 3;  // the threshold of the rule "count"
   bool admits() const { return spec.rules.admission() != nullptr; }
   int32_t default_slot() const { return static_cast<int32_t>(first_slot + spec.slots); }
-  // Counts all lookups of the batch first.
+  // Returns whether the table does not admit the id. All lookups of the batch must be counted before.
   bool refused(int64_t id) const {
     if (!admits() || rows.count(id) != 0) return false;
     const auto counted = seen.find(id);
@@ -105,7 +106,7 @@ struct TestBatch {
   }
 };
 
-// A batch of one sample for one feature.
+// Returns a batch of one sample for one feature.
 inline TestBatch batch_of(std::vector<int64_t> ids) {
   TestBatch batch;
   batch.values = std::move(ids);
@@ -120,7 +121,7 @@ inline std::unique_ptr<Plan> plan_of(Engine* engine, std::vector<int64_t> ids) {
   return engine->plan(batch.input());
 }
 
-// Applies a plan and completes its write-back, where records and sums do not matter.
+// Applies a plan and completes its write-back, for tests in which records and sums do not matter.
 inline void swap_rows(Engine* engine, const Plan& plan) {
   const RecordLayout& layout = engine->layout();
   std::vector<char> records(static_cast<size_t>(std::max(plan->rows_out, plan->rows_in) * layout.bytes));
@@ -143,7 +144,7 @@ class Model {
 
   std::vector<ModelTable> tables;
 
-  // Plans the batch on a copy of the state, which replaces it if nothing fails.
+  // Plans the batch on a copy of the state, which replaces the state if planning succeeds.
   Outcome plan(const TestBatch& batch, ModelPlan* plan) {
     std::vector<ModelTable> next = tables;
     if (any_fatal(batch)) return Outcome::kBounds;
@@ -170,7 +171,7 @@ class Model {
   }
   int64_t clean(int32_t t, int64_t id) const { return outside(t, id) ? 0 : id; }
 
-  template <class Visit>  // visit(feature, sample, id, lookup) of one table, or of all (-1)
+  template <class Visit>  // calls visit(feature, sample, id, lookup) for one table, or for all (-1)
   void lookups(const TestBatch& batch, int32_t table, Visit visit) const {
     int64_t lookup = 0;
     for (int64_t f = 0; f < static_cast<int64_t>(features_.size()); ++f) {
@@ -239,7 +240,7 @@ class Model {
   }
 
   static bool evict(size_t count, ModelTable* table, ModelPlan* plan, std::vector<int32_t>* free) {
-    std::vector<std::array<int64_t, 3>> order;  // last batch, slot, id
+    std::vector<std::array<int64_t, 3>> order;  // (last batch, slot, id)
     for (const auto& [id, batch] : table->used_by) order.push_back({batch, table->slots[id], id});
     std::sort(order.begin(), order.end());
     for (const auto& [batch, slot, id] : order) {
@@ -272,7 +273,7 @@ class Model {
         plan->offsets.push_back(plan->offsets.back() + batch.end(f, b) - batch.begin(f, b));
       }
     }
-    std::vector<int64_t> first(features_.size(), -1);  // lookup of each feature
+    std::vector<int64_t> first(features_.size(), -1);  // the first lookup of each feature
     lookups(batch, -1, [&](int64_t f, int64_t, int64_t, int64_t lookup) {
       if (first[f] < 0) first[f] = lookup;
     });

@@ -1,5 +1,5 @@
-// A group whose batches are planned ahead, applied, cancelled, dropped and written back in random order, and
-// invariants that hold at each moment.
+// A group whose plans are made ahead, applied, cancelled, dropped and written back in random order, and
+// checks of the invariants that must hold at any time.
 #pragma once
 
 #include <deque>
@@ -20,7 +20,7 @@ class Pipeline {
   static constexpr size_t kWidth = 2 * kDim;
   static constexpr int32_t kTables = 2;
   static constexpr int64_t kSlots[kTables] = {14, 9};
-  using Row = std::pair<int32_t, int64_t>;  // table, id
+  using Row = std::pair<int32_t, int64_t>;  // (table, id)
 
   static GroupSpec spec() {
     const Initializer init("uniform", -1, 1, 0, 1);
@@ -77,7 +77,7 @@ class Pipeline {
     ++cancelled;
   }
 
-  // Cancels any pending plan once no newer plan is left.
+  // Drops a random pending plan. It is cancelled as soon as it is the newest plan.
   void drop() {
     if (planned.empty()) return;
     Made& made = planned[random() % planned.size()];
@@ -87,7 +87,8 @@ class Pipeline {
     undo_dropped();
   }
 
-  // Reads the missing rows of a plan while plans before it are pending, or their write-backs are.
+  // Reads the missing rows of a random pending plan ahead, while earlier plans or their write-backs are
+  // pending.
   void read_ahead() {
     if (planned.empty()) return;
     Made& made = planned[random() % planned.size()];
@@ -126,12 +127,13 @@ class Pipeline {
     for (int64_t i = 0; i < p.rows_in; ++i) cache_[p.swap_in_slots[i]] = weight(&in[i * bytes()]);
     for (int64_t i = 0; i < p.window_out; ++i) sums_[p.window_out_slots[i]] = 0;
     for (int64_t i = 0; i < p.window_in; ++i) sums_[p.window_in_slots[i]] = sums_in[i * kWidth];
-    // A download that ends early completes its write-back while the plan is being applied.
+    // If the download of the victims ends early, the write-back is completed while the plan is still being
+    // applied.
     const bool early = random() % 4 == 0;
     if (early && p.rows_out > 0) land(*handle, leaving);
     engine->applied(*handle);
     CHECK_THROWS(engine->applied(*handle), std::runtime_error);
-    Engine::start_plans({handle.get()});  // ignored, since it is applied
+    Engine::start_plans({handle.get()});  // ignored, because the plan is applied
     for (size_t i = 0; i < made.lookups.size(); ++i) {
       CHECK(cache_[p.slots[i]] == expected(made.lookups[i]));
       const auto sum = sums.find(made.lookups[i]);
@@ -146,7 +148,7 @@ class Pipeline {
     ++applied;
   }
 
-  // Runs the backward of a batch in flight and releases its pins, or only releases them.
+  // Runs the backward pass of a batch in flight, or none, and releases its pins.
   void finish() {
     if (held.empty()) return;
     const size_t which = random() % 3 == 0 ? random() % held.size() : 0;
@@ -172,7 +174,7 @@ class Pipeline {
     auto leaving = leaving_.begin();
     std::advance(leaving, random() % leaving_.size());
     land(*leaving->second.plan, leaving->second);
-    land(*leaving->second.plan, leaving->second);  // a second time has no effect
+    land(*leaving->second.plan, leaving->second);  // completing it again has no effect
     leaving_.erase(leaving);
   }
 
@@ -185,7 +187,7 @@ class Pipeline {
     while (!leaving_.empty()) land_some();
   }
 
-  // Checks the invariants.
+  // Checks the invariants for the plans, counters and window.
   void check() {
     CHECK(engine->in_flight() == static_cast<int64_t>(planned.size() + held.size()));
     const Stats stats = engine->tables.stats();
@@ -200,10 +202,10 @@ class Pipeline {
       CHECK_THROWS(engine->saves.ids_with_records(0), std::runtime_error);
   }
 
-  // Whole tables: pipeline_tables.h.
-  // Checks all rows when nothing is in flight.
+  // The following calls on whole tables are defined in pipeline_tables.h. check_tables() checks all rows when
+  // no batch is in flight.
   void check_tables();
-  // Ends a window, which changes all of its rows.
+  // Closes the accumulation window, which changes all of its rows.
   void close_window();
   void write_some();
   void remove_some();
@@ -213,16 +215,16 @@ class Pipeline {
   std::map<Row, float> sums;
 
   struct Made {
-    std::unique_ptr<Plan> plan;  // null after it was dropped
+    std::unique_ptr<Plan> plan;  // null after the plan was dropped
     uint64_t serial;
     std::vector<Row> lookups;
     std::map<Row, int32_t> residents_before;
     std::set<Row> known_before;
     Stats stats_before;
-    std::vector<char> ahead;  // records of missing rows, without late ones
+    std::vector<char> ahead;  // records of missing rows that were read ahead, without late rows
     std::vector<int32_t> late;
   };
-  std::deque<Made> planned, held;  // pending; applied and in use
+  std::deque<Made> planned, held;  // plans that are pending; plans that are applied and in flight
   int64_t applied = 0, cancelled = 0, undone_by_drop = 0, dropped_in_the_middle = 0, refused = 0;
   int64_t waited = 0, unchanged = 0, not_looked_at = 0, read_aheads = 0;
   size_t late_rows = 0;
@@ -249,7 +251,7 @@ class Pipeline {
     return value;
   }
   static void set_weight(char* record, float value) { std::memcpy(record, &value, sizeof value); }
-  // Rows that were read ahead, with the late ones, equal the rows that are read now.
+  // Checks that the rows that were read ahead, completed by the late rows, equal the rows that are read now.
   void check_ahead(Made& made, const Plan& plan, const std::vector<char>& in) {
     if (made.ahead.empty()) return;
     std::vector<char> late(made.late.size() * static_cast<size_t>(bytes()));
@@ -315,7 +317,8 @@ class Pipeline {
     }
   }
 
-  // Exactly the pending write-backs. No row has two of them: it would have been fetched in between.
+  // Checks that the sources of a plan are exactly the pending write-backs of its rows in. No row has two
+  // pending write-backs, because the first one was completed before the row was fetched again.
   void check_sources(const Plan& plan) {
     std::set<uint64_t> wanted;
     int64_t fresh = 0;
@@ -341,7 +344,7 @@ class Pipeline {
     return std::any_of(planned.begin(), planned.end(), has) || std::any_of(held.begin(), held.end(), has);
   }
 
-  // Positions of rows after the plan is applied.
+  // Updates the expected slots of rows to the state after the plan is applied.
   void follow(const PlanBuffers& p, Made* made) {
     std::vector<int64_t> window_out, window_in;
     std::set<Row> out;
@@ -472,9 +475,9 @@ class Pipeline {
     engine->write_spilled(0, count, records.data());
   }
 
-  std::vector<float> cache_, sums_;  // of each slot
+  std::vector<float> cache_, sums_;  // of the row in each slot
   std::map<Row, int32_t> residents_;
-  std::set<Row> known_, stored_;  // rows of the tables; those that have a record in the store
+  std::set<Row> known_, stored_;  // rows in the tables; rows with a record in the host store
   std::map<uint64_t, std::set<Row>> departures_;
   std::map<uint64_t, Leaving> leaving_;
   std::map<Row, float> weights_;

@@ -1,4 +1,4 @@
-// Calls of a Pipeline on whole tables, and checks of them. Included by pipeline.h.
+// The calls of Pipeline on whole tables, and checks of whole tables. pipeline.h includes this file.
 #pragma once
 
 #include "tests/engine/pipeline.h"

@@ -1,6 +1,6 @@
-// A model of the cache for tests of policies: slow sums and sorts, with batches in flight that end in any
-// order, rows that come and go, and announced batches that come, are forgotten or never do. A test of a
-// policy gives its order.
+// A model of a cache, for tests of policies. It computes victims slowly, with sums and sorts. Batches in
+// flight end in any order, rows are fetched and evicted, and announced batches are planned, withdrawn or
+// forgotten. The test of a policy provides its order.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +26,16 @@ using rec_sdk::SlotUses;
 
 struct Slot {
   int64_t row;
-  int64_t last_batch;  // that used it
+  int64_t last_batch;  // the last batch that used the row
 };
-using Slots = std::map<uint32_t, Slot>;  // those with a row
+using Slots = std::map<uint32_t, Slot>;  // the slots that contain a row
 
-// Rows that announced batches need, as they are told.
+// The expected future uses: the rows of each announced batch.
 struct Future {
-  std::map<uint64_t, std::set<int64_t>> batches;  // ticket -> rows
-  // The number of tickets from the oldest batch to `last`.
+  std::map<uint64_t, std::set<int64_t>> batches;  // ticket -> rows of the batch
+  // Returns the number of tickets from the oldest announced batch to `last`.
   uint64_t span(uint64_t last) const { return batches.empty() ? 0 : last - batches.begin()->first + 1; }
-  int64_t distance(int64_t row) const {  // -1: none needs it
+  int64_t distance(int64_t row) const {  // -1 if no batch needs the row
     for (const auto& [ticket, rows] : batches) {
       if (rows.count(row) != 0) return static_cast<int64_t>(ticket - batches.begin()->first);
     }
@@ -43,7 +43,7 @@ struct Future {
   }
 };
 
-// The order of a policy.
+// The order in which a policy chooses victims.
 class Order {
  public:
   virtual ~Order() = default;
@@ -58,7 +58,8 @@ class Order {
 
 using MakeOrder = std::function<std::unique_ptr<Order>(int64_t slots, const Future& future)>;
 
-// Batches of one table over [first_slot, first_slot + slots), and what they should do.
+// A cache of one table in slots [first_slot, first_slot + slots), which compares the policy with its model in
+// random batches.
 class Cache {
  public:
   Cache(const std::string& name, const MakeOrder& make_order, uint64_t seed, int64_t first_slot,
@@ -89,7 +90,7 @@ class Cache {
     bring_in();
     for (const auto& [slot, use] : slots_) {
       const int64_t distance = expected_future_.distance(use.row);
-      // Tickets that were forgotten in between count.
+      // Tickets in between that were forgotten also count for the distance.
       CHECK(distance < 0 ? future_.distance(slot) == FutureUses::kNever
                          : static_cast<int64_t>(future_.distance(slot)) == distance);
     }
@@ -99,7 +100,7 @@ class Cache {
     while (in_flight_.size() > random() % 4) release();
   }
 
-  // All rows leave at once.
+  // Removes all rows, as when the table is cleared.
   void clear() {
     while (!in_flight_.empty()) release();
     while (!expected_future_.batches.empty()) forget();
@@ -147,7 +148,7 @@ class Cache {
     auto batch = expected_future_.batches.begin();
     if (random() % 3 == 0) std::advance(batch, random() % expected_future_.batches.size());
     future_.forget(batch->first);
-    future_.forget(batch->first);  // nothing
+    future_.forget(batch->first);  // has no effect
     expected_future_.batches.erase(batch);
   }
 
@@ -158,7 +159,7 @@ class Cache {
     return slots_.at(slot).last_batch == batch_ || std::any_of(in_flight_.begin(), in_flight_.end(), has);
   }
 
-  // The queue, as its comments say.
+  // Takes victims from the queue, as the comments of VictimQueue describe.
   void take(int64_t count, bool all, std::vector<uint32_t>* victims) {
     std::vector<uint32_t> kept;
     size_t p = 0;
@@ -210,7 +211,8 @@ class Cache {
     uses_.prepare_held();
     std::vector<uint32_t> victims(expected.size()), rows;
     policy_->evict(wanted, &uses_, future_, victims.data());
-    if (uses_.renumbered() != 0) expected = victims;  // what was not held has lost its order
+    if (uses_.renumbered() != 0)
+      expected = victims;  // after a renumbering, the order of rows that are not held is lost
     CHECK(victims == expected && std::set<uint32_t>(victims.begin(), victims.end()).size() == victims.size());
     future_.reserve(0, wanted);
     for (const uint32_t slot : expected) {
@@ -242,7 +244,7 @@ class Cache {
     policy_->insert(came.data(), rows.data(), static_cast<int64_t>(came.size()));
   }
 
-  // Rows come for no batch.
+  // Fetches rows without a batch, as cache warming does.
   void warm() {
     std::vector<uint32_t> came, rows;
     std::vector<float> heats;
@@ -299,7 +301,7 @@ inline void run_batches(const std::string& name, const MakeOrder& make_order, ui
   CHECK(cache.waiting_evicted > 0 && cache.warmed > 0);
 }
 
-// Compares the policy of this name with an order.
+// Compares the policy of this name with the model, which uses the given order.
 inline void compare(const std::string& name, const MakeOrder& make_order, bool looks_ahead = false) {
   CHECK(rec_sdk::make_cache_policy(name, 0, 4)->looks_ahead() == looks_ahead);
   run_batches(name, make_order, 1, 0, 2, 2000);
@@ -307,7 +309,8 @@ inline void compare(const std::string& name, const MakeOrder& make_order, bool l
   run_batches(name, make_order, 3, 100, 60, 1000);
 }
 
-// A row used by most batches stays while rows that come once pass through, unless it was long ago.
+// Checks that a row that most batches used stays in the cache while rows that are used only once pass
+// through. It is evicted if these uses were long ago.
 inline void frequent_rows_stay(const std::string& name) {
   SlotUses uses(4);
   const FutureUses future(4, 1);

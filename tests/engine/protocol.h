@@ -1,6 +1,6 @@
-// The protocol of a batch: which thread does what in which order, as in rec_sdk_torch/tbe, on the real engine
-// and a device that runs nothing by itself. Each step() is one thing that a thread, or a stream, does with
-// nothing of another between. Functions have the names of the Python functions that they model.
+// The protocol of a batch: the steps of the threads, in the same order as in rec_sdk_torch/tbe, on the real
+// engine and a model of a device. Each step() executes one step of a thread or one operation of a stream, and
+// nothing runs concurrently with it. Comments name the Python function that a function models.
 #pragma once
 
 #include <algorithm>
@@ -17,56 +17,56 @@
 
 namespace rec_sdk {
 
-// Mistakes that a driver could make.
+// Mistakes that the Python code could make. Each of them must be found.
 enum class Bug {
   kNone,
-  kLandsEarly,        // rows are taken to the store before their copy has arrived there
-  kForgetsLate,       // rows that were late are not brought in
-  kEndsPinsAtLookup,  // a row may leave before its update is launched
-  kDoesNotFollow,     // pins end when the update is launched, and the row leaves by another stream
-  kReusesStaging,     // staging is handed out again while a copy uses it
-  kReusesMemory,      // the same on the device: no record_stream()
-  kScattersEarly,     // rows are brought in without waiting for their copy
-  kFetchesEarly,      // rows leave without waiting for the kernel that took them out of their slots
-  kWritesFirst,       // rows come into slots before those that leave have been read
-  kReadsUnsettled,    // a save reads the cache, which the updates have not reached, from a stream of its own
-  kKeepsPins,         // a batch is never released
-  kKeepsLock,         // a thread that waited for a copy to land keeps others from landing
-  kUpdatesUntaken,    // a row changes that a snapshot waits for, and it was not put aside
-  kUpdatesFirst,      // it is put aside when its update is launched already
-  kTakesUnlocked,     // a snapshot takes rows under the launch lock, and reads them after it
-  kTakesUnordered,    // a snapshot reads the cache without waiting for the stream of the last batch
+  kLandsEarly,        // a write-back is completed before the copy to the host is done
+  kForgetsLate,       // late rows are not uploaded
+  kEndsPinsAtLookup,  // pins end before the update is launched, so the row may be evicted too early
+  kDoesNotFollow,   // streams do not wait for each other, so another stream may evict a row before its update
+  kReusesStaging,   // a staging buffer is reused while a copy uses it
+  kReusesMemory,    // device memory is reused while a copy uses it: record_stream() is missing
+  kScattersEarly,   // missing rows are written to the cache before their upload is done
+  kFetchesEarly,    // victims are downloaded before the swap has read them from their slots
+  kWritesFirst,     // missing rows are written to slots before the victims are read
+  kReadsUnsettled,  // a save reads the cache on its own stream, before updates are done
+  kKeepsPins,       // a batch never releases its pins
+  kKeepsLock,       // a thread keeps the lock of write-backs after it has waited for a copy
+  kUpdatesUntaken,  // a pending row of a snapshot changes before it is captured
+  kUpdatesFirst,    // a pending row is captured after its update was launched
+  kTakesUnlocked,   // a snapshot takes rows under the launch lock, but reads them without it
+  kTakesUnordered,  // a snapshot reads the cache without waiting for the last batch's stream
 };
 
-// The work of the thread that saves.
+// What the thread that saves does.
 enum class Saver {
   kNone,
-  kWhole,  // reads whole tables while no other thread goes on
-  kAll,    // a snapshot of all rows: those that are left, as many as there are at a time
-  kIds,    // a snapshot of ids: one at a time
+  kWhole,  // saves whole tables while the other threads wait
+  kAll,    // saves a snapshot of all rows: each call takes as many pending rows as possible
+  kIds,    // saves a snapshot of given ids, one id at a time
 };
 
 enum class Kind {
-  kTrain,    // forward, backward
-  kForward,  // its output is dropped
-  kAbandon,  // planned; the forward raises before it begins
-  kSkip,     // prefetched; never comes
+  kTrain,    // forward and backward
+  kForward,  // only a forward: its output is dropped
+  kAbandon,  // the batch is planned, but its forward raises before the plan is started
+  kSkip,     // the batch is prefetched, but never looked up
 };
 
 struct Scenario {
   struct Step {
     std::vector<int64_t> ids;
     Kind kind = Kind::kTrain;
-    bool save = false;  // whole tables are read before it
-    size_t delay = 0;   // its backward follows the backward of so many later batches
+    bool save = false;  // whether whole tables are saved before the batch
+    size_t delay = 0;   // number of later batches whose backward is before this one's
   };
   std::vector<Step> batches;
   int depth = 2;
-  Saver saver = Saver::kNone;  // a thread of its own saves once, at any time
-  bool direct = false;         // Transfers.direct: kernels use staging
-  bool two_streams = false;    // every other batch is trained on another stream
-  bool by_clocks = false;      // the device is not stepped: see protocol_device.h
-  bool in_order = false;       // states are told apart by the order of all calls of the engine
+  Saver saver = Saver::kNone;  // what another thread saves, once at any time
+  bool direct = false;         // Transfers.direct: kernels access staging buffers directly
+  bool two_streams = false;    // whether every other batch is trained on another stream
+  bool by_clocks = false;      // which model of the device is used; see protocol_device.h
+  bool in_order = false;       // whether the order of all engine calls distinguishes states
   Bug bug = Bug::kNone;
 };
 
@@ -94,7 +94,7 @@ class Protocol {
     saver_.settle();
   }
 
-  // Actors: threads, then streams.
+  // The actors are first the threads, then the streams of the device.
   static constexpr int kThreads = 3, kActors = kThreads + kStreams;
   bool ready(int actor) const {
     if (actor >= kThreads) return device_.ready(actor - kThreads);
@@ -125,19 +125,20 @@ class Protocol {
     }
     return device_.idle();
   }
-  // Once it is finished: the tables are right, and nothing is held.
+  // Checks, after the last step, that the tables are right and that no slots, write-backs or memory are left.
   void check_end();
   const std::string& problem() const { return problem_.empty() ? device_.problem() : problem_; }
   int64_t late_rows() const { return late_rows_; }
 
-  // Equal for states from which the same can happen.
+  // Returns a hash of the state. States with equal hashes have the same possible continuations.
   Hash::Value state() const;
 
  private:
   using Action = std::function<void()>;
   using Guard = std::function<bool()>;
 
-  // A thread is the steps that it has yet to do, the next one last.
+  // A step of a thread. A thread is represented by its remaining steps; the last one in `todo` is the next
+  // one.
   struct Step {
     const char* name;
     uint64_t what;
@@ -169,7 +170,7 @@ class Protocol {
     Buffer memory;
     Event event;
   };
-  using Handle = std::shared_ptr<Plan>;  // does not pin
+  using Handle = std::shared_ptr<Plan>;  // does not pin slots
   struct Departure {
     Handle host;
     Buffer staging;
@@ -181,10 +182,10 @@ class Protocol {
     Arrival arena;
   };
   using MadePtr = std::shared_ptr<Made>;
-  struct Staged {  // tbe.cache.swap._Staged
+  struct Staged {  // tbe.cache.plan.StagedPlan
     Arrival arena;
     Lock lock;
-    Buffer leaving, rows;  // in host memory, and where swap_rows puts them
+    Buffer leaving, rows;  // victims in host memory, and the buffer to which swap_rows writes them
     Arrival records, late_rows;
     std::vector<int32_t> late;
   };
@@ -200,7 +201,7 @@ class Protocol {
   void violation(const std::string& text) {
     if (problem_.empty()) problem_ = text;
   }
-  // ---- protocol_device_calls.h: what is launched
+  // ---- Defined in protocol_device_calls.h: operations on the device
   void follow();
   void wait(const Arrival& arrival);
   Arrival send(const Buffer& staging);
@@ -218,7 +219,7 @@ class Protocol {
   static int32_t number_at(const Block& arena, size_t offset, int64_t i);
   float* slot_at(const Block& arena, size_t offset, int64_t i);
 
-  // ---- protocol_threads.h: the threads
+  // ---- Defined in protocol_threads.h: the threads
   void train(Thread* t, size_t batch);
   void forward(Thread* t, size_t batch);
   void plans_of(Thread* t, size_t batch);
@@ -237,7 +238,7 @@ class Protocol {
   void plan_all(Thread* t);
   void prepare(Thread* t, const PrefetchedPtr& prefetched);
 
-  // ---- protocol_swap.h: Swap
+  // ---- Defined in protocol_swap.h: class Swap
   void plan(Thread* t, size_t batch, std::function<void(MadePtr)> made);
   void read_ahead(Thread* t, const MadePtr& made);
   void stage(Thread* t, const MadePtr& made);
@@ -255,7 +256,7 @@ class Protocol {
   }
   void release(Plan* plan);
 
-  // ---- protocol_snapshot.h: Snapshot
+  // ---- Defined in protocol_snapshot.h: class Snapshot
   void save_snapshot(Thread* t);
   void open_snapshot();
   void pieces(Thread* t, size_t place, int passes_without);
@@ -265,7 +266,7 @@ class Protocol {
   void read_taken(Thread* t, const TakenRows& taken, Action then);
   void compare_taken(int64_t id, float found);
 
-  float& weight(int64_t id);  // in a run of one thread, up to now
+  float& weight(int64_t id);  // the weight that a run on one thread would have now
   void changed(std::initializer_list<uint64_t> call);
 
   Scenario scenario_;
@@ -273,26 +274,26 @@ class Protocol {
   std::shared_ptr<Engine> engine_;
   size_t bytes_ = 0;
   std::map<uint64_t, StagedPtr> staged_;    // Plan.staged
-  std::map<uint64_t, StagedPtr> applying_;  // held by a thread that applies a plan on the way to a later one
+  std::map<uint64_t, StagedPtr> applying_;  // plans that a thread applies on the way to a later plan
   std::map<uint64_t, Departure> leaving_;
   std::deque<PrefetchedPtr> coming_;
   std::vector<std::pair<Buffer, Event>> in_use_;  // Transfers._in_use
   Lock planning_, launch_, coming_lock_, landing_;
   size_t added_ = 0;
-  bool idle_ = true;                // the worker
-  std::map<size_t, MadePtr> made_;  // of batches whose backward is to come
+  bool idle_ = true;                // whether the worker is idle
+  std::map<size_t, MadePtr> made_;  // plans of batches whose backward has not run yet
   int stream_ = 0, last_stream_ = -1;
   std::vector<float> saved_;
 
-  bool snapshot_ = false;                               // it is open
-  std::map<int64_t, float> moment_;                     // what its rows were
-  std::set<int64_t> taken_;                             // those that were read
-  std::map<const Thread*, std::vector<float>> copies_;  // of slots, on their way to a thread
+  bool snapshot_ = false;                               // whether a snapshot is open
+  std::map<int64_t, float> moment_;                     // the rows at its moment: id -> weight
+  std::set<int64_t> taken_;                             // ids of rows that were captured
+  std::map<const Thread*, std::vector<float>> copies_;  // weights that each thread reads
 
   std::map<int64_t, float> weights_;
   std::set<int64_t> came_, may_be_known_;
-  Hash plans_;                    // all plans that were made, with what had happened before each
-  Hash::Value changes_ = {0, 0};  // what happened, in any order
+  Hash plans_;                    // all plans, each with the engine calls before it
+  Hash::Value changes_ = {0, 0};  // sum of the hashes of all engine calls
   std::string problem_;
   int64_t late_rows_ = 0;
 

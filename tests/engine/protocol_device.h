@@ -1,11 +1,11 @@
-// A device that runs what it was given only when it is told to: streams of operations, memory whose
-// allocators hand it out again, and a hash of all of it. It promises what CUDA and torch's allocators do, and
-// no more.
+// A model of a device, which runs operations only when it is stepped: streams of operations, memory
+// allocators that reuse memory, and a hash of the whole state. It guarantees what CUDA and torch's allocators
+// guarantee, and no more.
 //
-// In one of two ways. Step by step, each operation runs at any moment that its stream and the events it waits
-// for allow. Or by clocks: each operation runs when it is launched, and those that touch the same memory must
-// be ordered by streams, events and what the host waited for. Then no other order of operations has another
-// result.
+// There are two models. In the stepped model, an operation may run at any time that its stream and the events
+// it waits for permit. In the model by clocks, an operation runs when it is launched, and all operations that
+// access the same memory must be ordered by streams, events and waits of the host. If they are, every
+// possible order of operations has the same result.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 
 namespace rec_sdk {
 
-// 128 bits, so that two states are never taken for one.
+// A hash of 128 bits, so that two different states never have the same hash.
 class Hash {
  public:
   using Value = std::pair<uint64_t, uint64_t>;
@@ -58,15 +58,15 @@ class Hash {
   uint64_t a_ = 1, b_ = 2;
 };
 
-struct Event {  // so many operations of the stream are over
+struct Event {  // the first `count` operations of the stream are done
   int stream = -1;
   int64_t count = 0;
 };
 
-constexpr int kStreams = 4;  // two that compute; copies to the device, copies from it
+constexpr int kStreams = 4;  // two compute streams, one for uploads, one for downloads
 constexpr int kInward = 2, kOutward = 3;
 
-// So many operations of each stream are over, where this is known.
+// A vector clock: for each stream, the number of operations that are certainly done.
 class Clock {
  public:
   bool has(const Event& event) const { return event.stream < 0 || counts_[event.stream] >= event.count; }
@@ -82,7 +82,7 @@ class Clock {
   std::array<int64_t, kStreams> counts_{};
 };
 
-// The operations that touched some memory: the last that wrote it, those that read it since.
+// The uses of some memory: the last operation that wrote it, and the operations that have read it since.
 struct Uses {
   Event write;
   std::vector<Event> reads;
@@ -104,21 +104,21 @@ struct Uses {
   }
 };
 
-// Memory that an allocator gave. `content` stands for its bytes.
+// Memory from an allocator. `content` represents its bytes in hashes.
 struct Block {
   std::vector<char> bytes;
   uint64_t content = 0;
   uint64_t name = 0;
-  int stream = -1;                 // whose operations come one after the other; none for staging
-  bool held = true, free = false;  // free: another may have it
-  std::vector<Event> until;        // it is not free before these
-  std::vector<int> recorded;       // streams that use it: record_stream()
+  int stream = -1;                 // the stream for which it was allocated; -1 for staging buffers
+  bool held = true, free = false;  // `held`: it has an owner; `free`: it may have another owner
+  std::vector<Event> until;        // events before which it is not free
+  std::vector<int> recorded;       // streams that were passed to record_stream()
   Uses uses;
 };
 using Buffer = std::shared_ptr<Block>;
 
 struct Touch {
-  Block* block;  // or a slot of the cache
+  Block* block;  // null for a slot of the cache
   size_t slot;
   bool writes;
 };
@@ -129,16 +129,16 @@ inline Touch writes_slot(int32_t slot) { return {nullptr, static_cast<size_t>(sl
 
 class Device {
  public:
-  // polled: streams whose operations end, for the host, when they are told to.
+  // polled: streams whose operations are done, for the host, only after a step, also in the model by clocks.
   Device(int64_t slots, bool by_clocks, std::vector<int> polled)
       : cache(static_cast<size_t>(slots), -99), by_clocks_(by_clocks), slots_(cache.size()) {
     for (const int stream : polled) streams_[stream].polled = true;
   }
 
-  // ---- what a host may do
+  // ---- Calls of the host
 
-  // Memory of the host, or of the device for a stream. No other has had it: all that another could do to it
-  // is done to it as soon as it is free.
+  // Allocates host memory (stream -1), or device memory for a stream. Memory is never really reused; instead,
+  // it is overwritten as soon as it is free, as another owner might do.
   Buffer take(int stream, uint64_t name, size_t bytes) {
     blocks_.push_back(std::make_unique<Block>());
     Block* const block = blocks_.back().get();
@@ -147,13 +147,13 @@ class Device {
     block->name = name;
     return Buffer(block, [this](Block* given) { give_back(given); });
   }
-  // The next work of `stream` waits for the event.
+  // Makes the next operation of `stream` wait for the event.
   void wait(int stream, const Event& event) { streams_[stream].waits.push_back(event); }
   Event tail(int stream) const { return {stream, streams_[stream].launched}; }
   bool done(const Event& event) const {
     return event.stream < 0 || streams_[event.stream].over >= event.count;
   }
-  void waited(const Event& event) {  // the host has
+  void waited(const Event& event) {  // the host has waited for the event
     if (by_clocks_ && event.stream >= 0) host_.join(clock_of(event));
   }
   void host_reads(const Block& block) {
@@ -161,7 +161,7 @@ class Device {
       complain("the host reads memory that an operation may still write");
     }
   }
-  // `run` depends on nothing but the device and `what`.
+  // Launches an operation. `run` must depend only on the device and `what`.
   void launch(int stream, const char* name, std::initializer_list<uint64_t> what, std::vector<Touch> touches,
               std::function<void()> run) {
     Hash hash(what);
@@ -180,7 +180,7 @@ class Device {
     if (!given.polled) given.over = given.launched;
   }
 
-  // ---- what may happen at any time
+  // ---- Steps of the device, possible at any time
 
   bool ready(int stream) const {
     if (by_clocks_) return streams_[stream].over < streams_[stream].launched;
@@ -204,13 +204,13 @@ class Device {
     for (const std::unique_ptr<Block>& block : blocks_) free_if_done(block.get());
   }
 
-  // ---- all of it
+  // ---- The whole state
 
   bool idle() const {
     return std::all_of(streams_.begin(), streams_.end(),
                        [](const Stream& s) { return s.over == s.launched; });
   }
-  int64_t held() const {  // blocks that are taken
+  int64_t held() const {  // returns the number of blocks with an owner
     return std::count_if(blocks_.begin(), blocks_.end(), [](const auto& block) { return block->held; });
   }
   void add_to(Hash* hash) const;
@@ -224,7 +224,7 @@ class Device {
   }
 
   std::vector<float> cache;
-  bool frees_early = false;  // a mistake to find
+  bool frees_early = false;  // a planted mistake: staging buffers are free too early
 
  private:
   struct Operation {
@@ -236,11 +236,11 @@ class Device {
   };
   struct Stream {
     std::deque<Operation> queue;
-    std::vector<Event> waits;  // of what is launched next
+    std::vector<Event> waits;  // events for which the next operation waits
     int64_t launched = 0, over = 0;
     bool polled = false;
-    Clock clock;                // of its last operation
-    std::vector<Clock> clocks;  // of each
+    Clock clock;                // clock of its latest operation
+    std::vector<Clock> clocks;  // of each operation
   };
 
   const Clock& clock_of(const Event& event) const {
@@ -265,8 +265,8 @@ class Device {
   bool all_done(const std::vector<Event>& events) const {
     return std::all_of(events.begin(), events.end(), [this](const Event& event) { return done(event); });
   }
-  // The allocator must know all of its uses: the next owner may be of any thread and, for memory of the
-  // device, of the stream that it was taken for.
+  // Returns memory to its allocator, which must know all of its uses. The next owner may be any thread and,
+  // for device memory, the stream for which it was allocated.
   void give_back(Block* block) {
     for (const int stream : block->recorded) block->until.push_back(tail(stream));
     block->held = false;
@@ -285,7 +285,8 @@ class Device {
     block->free = true;
     std::fill(block->bytes.begin(), block->bytes.end(), kGarbage);
   }
-  // Operations of its own stream run before operations of its next owner.
+  // Returns whether the stream of the memory still has operations that use it. They run before operations of
+  // the next owner.
   bool uses_left(const Block& block) const {
     for (const Operation& operation : streams_[block.stream].queue) {
       for (const Touch& touch : operation.touches) {
@@ -321,7 +322,7 @@ inline void Device::add_to(Hash* hash) const {
     add(stream.waits);
     if (by_clocks_) stream.clock.add_to(hash);
   }
-  uint64_t sum = 0;  // in any order: threads take theirs side by side
+  uint64_t sum = 0;  // independent of the order, because threads allocate concurrently
   for (const std::unique_ptr<Block>& block : blocks_) {
     if (block->free) continue;
     Hash one{block->name, block->content, block->held};

@@ -1,6 +1,6 @@
-// The work that the protocol gives the device: cache/transfers.py, and the kernels of cache/swap.py and
-// cache/device_cache.py. Included by protocol.h. Operations know the device's memory alone: slots are read
-// from the plan's arena there.
+// The device operations of the protocol. They model cache/transfers.py, and the kernels that cache/swap.py
+// and cache/device_cache.py launch. protocol.h includes this file. Operations access only device memory; for
+// example, they read slots from the plan's arena there.
 #pragma once
 
 #include "tests/engine/protocol.h"
@@ -8,7 +8,7 @@
 namespace rec_sdk {
 
 namespace protocol {
-inline constexpr size_t kSlotBytes = 64;  // before the records of late rows
+inline constexpr size_t kSlotBytes = 64;  // bytes for slots, in front of the records of late rows
 
 inline size_t place_of(const PlanBuffers& p, const int32_t* array) {
   return static_cast<size_t>(reinterpret_cast<const char*>(array) - p.arena());
@@ -30,14 +30,14 @@ inline uint64_t content_of(const Block& block) {
 }
 }  // namespace protocol
 
-// Transfers.follow_previous_stream
+// Models Transfers.follow_previous_stream.
 inline void Protocol::follow() {
   if (has(Bug::kDoesNotFollow)) return;
   if (last_stream_ >= 0 && last_stream_ != stream_) device_.wait(stream_, device_.tail(last_stream_));
   last_stream_ = stream_;
 }
 
-// Arrival.wait
+// Models Upload.wait.
 inline void Protocol::wait(const Arrival& arrival) {
   if (arrival.event.stream < 0) return;
   device_.wait(stream_, arrival.event);
@@ -46,7 +46,8 @@ inline void Protocol::wait(const Arrival& arrival) {
   if (!known && !has(Bug::kReusesMemory)) recorded.push_back(stream_);
 }
 
-// Transfers.upload. torch's allocator learns of the copy, and keeps the staging until it is over.
+// Models Transfers.upload. torch's allocator gets an event of the copy, and keeps the staging buffer until
+// then.
 inline Protocol::Arrival Protocol::send(const Buffer& staging) {
   Arrival arrival{device_.take(kInward, Hash{staging->name, 7}.word(), staging->bytes.size()), {}};
   Block* const to = arrival.memory.get();
@@ -60,7 +61,7 @@ inline Protocol::Arrival Protocol::send(const Buffer& staging) {
   return arrival;
 }
 
-// Transfers.hold_until_used
+// Models Transfers.hold_until_used.
 inline void Protocol::used(const Buffer& staging) {
   end_uses();
   if (!has(Bug::kReusesStaging)) in_use_.emplace_back(staging, device_.tail(stream_));
@@ -75,7 +76,8 @@ inline void Protocol::end_uses() {
   in_use_.erase(std::remove_if(in_use_.begin(), in_use_.end(), over), in_use_.end());
 }
 
-// An array of the plan, which may not be there yet, if something is wrong.
+// Returns an element of an array of the plan; -1 if the array is not on the device yet, which is an error of
+// the protocol.
 inline int32_t Protocol::number_at(const Block& arena, size_t offset, int64_t i) {
   int32_t number = -1;
   const size_t at = offset + static_cast<size_t>(i) * sizeof number;
@@ -91,14 +93,14 @@ inline float* Protocol::slot_at(const Block& arena, size_t offset, int64_t i) {
   return &nowhere;
 }
 
-// Swap._allocate_victim_buffers
+// Models Swap._allocate_victim_buffers.
 inline void Protocol::make_room(const PlanBuffers& p, Staged* staged) {
   const size_t size = static_cast<size_t>(p.rows_out) * bytes_;
   staged->leaving = device_.take(-1, Hash{6, p.serial}.word(), size);
   staged->rows = scenario_.direct ? staged->leaving : device_.take(stream_, Hash{8, p.serial}.word(), size);
 }
 
-// ops.swap_rows: `to` is [rows_out, bytes], of rows that leave.
+// Models ops.swap_rows. `to` [rows_out, bytes] receives the victims.
 inline void Protocol::swap(const PlanBuffers& p, const Block* arena, const Block* rows, Block* to) {
   const size_t slots = protocol::place_of(p, p.swap_in_slots), out = protocol::place_of(p, p.swap_out_places);
   const int64_t count = p.rows_in;
@@ -118,13 +120,13 @@ inline void Protocol::swap(const PlanBuffers& p, const Block* arena, const Block
   });
 }
 
-// Swap._download_victims
+// Models Swap._download_victims.
 inline Protocol::Departure Protocol::send_out(const Handle& host, const Staged& staged) {
   if (scenario_.direct) {
     used(staged.leaving);
     return {host, staged.leaving, device_.tail(stream_)};
   }
-  // Transfers.download
+  // The rest models Transfers.download.
   if (!has(Bug::kFetchesEarly)) device_.wait(kOutward, device_.tail(stream_));
   Block* const from = staged.rows.get();
   Block* const to = staged.leaving.get();
@@ -138,7 +140,8 @@ inline Protocol::Departure Protocol::send_out(const Handle& host, const Staged& 
   return {host, staged.leaving, event};
 }
 
-// ops.scatter_rows: `count` slots at `offset` of `slots`, records from `first` of `rows` on.
+// Models ops.scatter_rows. The slots begin at byte `offset` of `slots`, and the records at byte `first` of
+// `rows`.
 inline void Protocol::scatter(const Block* slots, size_t offset, const Block* rows, size_t first,
                               const std::vector<int32_t>& to) {
   std::vector<Touch> touches = {reads(slots), reads(rows)};
@@ -151,7 +154,7 @@ inline void Protocol::scatter(const Block* slots, size_t offset, const Block* ro
   });
 }
 
-// Swap._launch_swap
+// Models Swap._launch_swap.
 inline void Protocol::write(const PlanBuffers& p, const Staged& staged) {
   if (staged.records.memory == nullptr) return;
   std::vector<int32_t> slots(p.swap_in_slots, p.swap_in_slots + p.rows_in);
@@ -173,7 +176,7 @@ inline void Protocol::write(const PlanBuffers& p, const Staged& staged) {
   if (scenario_.direct) used(staged.records.memory);
 }
 
-// Group.lookup: the rows are what a run of one thread would read.
+// Models Group.lookup, and checks that each row has the weight that a run on one thread would read.
 inline void Protocol::launch_lookup(const Made& made) {
   const PlanBuffers& p = **made.host;
   const Block* const arena = made.arena.memory.get();
@@ -197,7 +200,7 @@ inline void Protocol::launch_lookup(const Made& made) {
   });
 }
 
-// Group.update: each distinct row of the batch changes by as much as no other batch changes it.
+// Models Group.update. It adds a number to each distinct row of the batch that no other batch adds.
 inline void Protocol::launch_update(const Made& made) {
   const PlanBuffers& p = **made.host;
   const Block* const arena = made.arena.memory.get();

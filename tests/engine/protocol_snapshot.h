@@ -1,12 +1,13 @@
-// The protocol's part of rec_sdk_torch/tbe/rows/snapshot.py: rows of one moment are read while batches go on,
-// and a row is put aside before it changes. Included by protocol.h.
+// The part of the protocol that models rec_sdk_torch/tbe/rows/snapshot.py. The rows of one moment are
+// captured while training continues, and each row is captured before it changes. protocol.h includes this
+// file.
 #pragma once
 
 #include "tests/engine/protocol.h"
 
 namespace rec_sdk {
 
-// SaveJob, from the moment to the end: Snapshot, its pieces, close.
+// Models SaveJob, from opening the snapshot until it is closed.
 inline void Protocol::save_snapshot(Thread* t) {
   settled(t, [=] {
     open_snapshot();
@@ -15,7 +16,7 @@ inline void Protocol::save_snapshot(Thread* t) {
   });
 }
 
-// Snapshot.__init__, when all is settled
+// Models Snapshot.__init__, after all plans are applied and all write-backs are complete.
 inline void Protocol::open_snapshot() {
   const auto [ids, slots, rows] = engine_->tables.rows(0);
   for (const int64_t id : ids) moment_[id] = weight(id);
@@ -28,7 +29,7 @@ inline void Protocol::open_snapshot() {
   snapshot_ = true;
 }
 
-// Snapshot.pieces, ._take_from, with a patience of one pass
+// Models Snapshot.chunks and _take_from. Here the thread settles after one pass that captures no row.
 inline void Protocol::pieces(Thread* t, size_t place, int passes_without) {
   const uint64_t what = Hash{place, static_cast<uint64_t>(passes_without)}.word();
   const auto guard = [=] { return launch_.free_for(t); };
@@ -61,7 +62,7 @@ inline void Protocol::pieces(Thread* t, size_t place, int passes_without) {
   });
 }
 
-// Snapshot.before_all_change
+// Models Snapshot.before_all_change.
 inline void Protocol::take_rest(Thread* t, Action then) {
   const auto [taken, next] = engine_->saves.take_next(0, 0, kSlots + 4);
   if (next >= 0) violation("a table of four rows has more");
@@ -70,7 +71,7 @@ inline void Protocol::take_rest(Thread* t, Action then) {
   read_taken(t, taken, std::move(then));
 }
 
-// Snapshot.close
+// Models Snapshot.close.
 inline void Protocol::end_snapshot(Thread* t) {
   for (const auto& row : moment_) {
     if (taken_.count(row.first) == 0) violation("a snapshot lacks a row that nobody reads any more");
@@ -85,7 +86,7 @@ inline void Protocol::end_snapshot(Thread* t) {
       });
 }
 
-// Group._before_update, Snapshot.before_update, under the launch lock
+// Models Snapshot.before_update, which Group.update calls under the launch lock.
 inline void Protocol::before_update(Thread* t, const Made& made, Action then) {
   TakenRows taken;
   const PlanBuffers& p = **made.host;
@@ -95,8 +96,8 @@ inline void Protocol::before_update(Thread* t, const Made& made, Action then) {
   read_taken(t, taken, std::move(then));
 }
 
-// Snapshot._read, Group.gather: the thread waits for its copy of rows that are in the cache, and keeps the
-// launch lock meanwhile.
+// Models Snapshot._read and Group.gather. The thread keeps the launch lock while it waits for the copy of
+// rows in the cache.
 inline void Protocol::read_taken(Thread* t, const TakenRows& taken, Action then) {
   std::vector<int64_t> ids;
   std::vector<size_t> slots;

@@ -1,12 +1,13 @@
-// The protocol's part of rec_sdk_torch/tbe/cache/swap.py. Included by protocol.h.
+// The part of the protocol that models rec_sdk_torch/tbe/cache/swap.py. protocol.h includes this file.
 #pragma once
 
 #include "tests/engine/protocol.h"
 
 namespace rec_sdk {
 
-// A call that changed the engine. Calls between two plans commute: what they leave behind does not depend on
-// their order, so their sum stands for them (in_order says otherwise, to check that).
+// Adds a call that changed the engine to the hash of the state. Calls between two plans commute: the
+// resulting state does not depend on their order. The hash therefore contains the sum of their hashes. To
+// check this assumption, it contains their order if `in_order` is set.
 inline void Protocol::changed(std::initializer_list<uint64_t> call) {
   const Hash hash(call);
   if (scenario_.in_order) {
@@ -32,7 +33,7 @@ inline void Protocol::release(Plan* plan) {
   changed({1, (*plan)->serial});
 }
 
-// Swap.plan
+// Models Swap.plan.
 inline void Protocol::plan(Thread* t, size_t batch, std::function<void(MadePtr)> made) {
   const auto make = [=] {
     TestBatch input;
@@ -76,7 +77,7 @@ inline void Protocol::plan(Thread* t, size_t batch, std::function<void(MadePtr)>
   });
 }
 
-// Swap.read_ahead
+// Models Swap.read_ahead.
 inline void Protocol::read_ahead(Thread* t, const MadePtr& made) {
   const uint64_t serial = (*made->host)->serial;
   const auto found = [=] {
@@ -100,7 +101,7 @@ inline void Protocol::read_ahead(Thread* t, const MadePtr& made) {
           try {
             staged->late = engine_->read_ahead(*made->host, rows->bytes.data());
           } catch (const std::runtime_error&) {
-            return;  // PrefetchQueue._prepare: it has begun, or was dropped
+            return;  // the plan was started or dropped; PrefetchQueue ignores the error
           }
           late_rows_ += static_cast<int64_t>(staged->late.size());
           rows->content = protocol::content_of(*rows);
@@ -129,10 +130,10 @@ inline std::vector<Protocol::Handle> Protocol::unapplied(const Plan* upto) {
   return hosts;
 }
 
-// Swap.stage
+// Models Swap.stage.
 inline void Protocol::stage(Thread* t, const MadePtr& made) { apply_all(t, made->host.get(), false); }
 
-// Swap.apply_all, or Swap.stage: the last one is staged only.
+// Models Swap.apply_all, or Swap.stage, which only stages the last plan.
 inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
   const std::vector<Handle> hosts = unapplied(upto);
   for (const Handle& host : hosts) {
@@ -147,7 +148,7 @@ inline void Protocol::apply_all(Thread* t, const Plan* upto, bool last_too) {
   }
 }
 
-// Swap._stage_misses
+// Models Swap._stage_misses.
 inline void Protocol::stage_one(Thread* t, const Handle& host, bool last) {
   const uint64_t serial = (*host)->serial;
   t->then("stage: room", serial, nullptr, [=] {
@@ -196,7 +197,7 @@ inline void Protocol::bring_in(Thread* t, const Handle& host, const StagedPtr& s
       });
 }
 
-// Swap._swap
+// Models Swap._swap.
 inline void Protocol::finish_one(Thread* t, const Handle& host) {
   const uint64_t serial = (*host)->serial;
   t->then("write", serial, nullptr, [=] {
@@ -213,12 +214,12 @@ inline void Protocol::finish_one(Thread* t, const Handle& host) {
   });
 }
 
-// Swap.apply
+// Models Swap.apply.
 inline void Protocol::finish(Thread* t, const MadePtr& made) {
   for (const Handle& host : unapplied(made->host.get())) finish_one(t, host);
 }
 
-// Swap.complete_write_back
+// Models Swap.complete_write_back.
 inline void Protocol::land(Thread* t, uint64_t serial) {
   t->then(
       "land: lock", serial, [=] { return landing_.free_for(t); },

@@ -1,13 +1,13 @@
-// The threads of the protocol: the training loop, the worker that plans ahead, and saves. They are
-// embedding.py, step/lookup.py, step/prefetch_queue.py and rows/table_view.py of rec_sdk_torch/tbe. Included
-// by protocol.h.
+// The threads of the protocol: the training loop, the worker that plans ahead, and the thread that saves.
+// They model embedding.py, step/step.py, step/prefetch_queue.py and rows/table_view.py of rec_sdk_torch/tbe.
+// protocol.h includes this file.
 #pragma once
 
 #include "tests/engine/protocol.h"
 
 namespace rec_sdk {
 
-// A batch of `for batch in prefetch(batches, tables, depth)`.
+// Trains on a batch of `for batch in prefetch(batches, tables, depth)`.
 inline void Protocol::train(Thread* t, size_t batch) {
   t->then(
       "add", batch, [=] { return coming_lock_.free_for(t); }, [=] { add_until(batch + scenario_.depth); });
@@ -21,7 +21,7 @@ inline void Protocol::train(Thread* t, size_t batch) {
   }
 }
 
-// PrefetchQueue.add
+// Models PrefetchQueue.add.
 inline void Protocol::add_until(size_t last) {
   for (; added_ <= last && added_ < scenario_.batches.size(); ++added_) {
     coming_.push_back(std::make_shared<Prefetched>(Prefetched{added_, nullptr, std::nullopt}));
@@ -29,7 +29,7 @@ inline void Protocol::add_until(size_t last) {
   }
 }
 
-// TableBatchedEmbedding._lookup, then _backward
+// Models TableBatchedEmbedding._lookup, up to the forward of the step.
 inline void Protocol::forward(Thread* t, size_t batch) {
   t->then(
       "take", batch, [=] { return coming_lock_.free_for(t); },
@@ -55,7 +55,7 @@ inline void Protocol::forward(Thread* t, size_t batch) {
       });
 }
 
-// PrefetchQueue.take
+// Models PrefetchQueue.take.
 inline void Protocol::plans_of(Thread* t, size_t batch) {
   const auto guard = [=] { return planning_.free_for(t) && coming_lock_.free_for(t); };
   t->then("plans of", batch, guard, [=] {
@@ -79,7 +79,7 @@ inline void Protocol::plans_of(Thread* t, size_t batch) {
   });
 }
 
-// PrefetchQueue._pop
+// Models PrefetchQueue._pop.
 inline Protocol::MadePtr Protocol::pop(size_t batch) {
   if (coming_.empty() || coming_.front()->plan == nullptr || coming_.front()->batch != batch) return nullptr;
   MadePtr made = std::move(coming_.front()->plan);
@@ -87,7 +87,7 @@ inline Protocol::MadePtr Protocol::pop(size_t batch) {
   return made;
 }
 
-// PrefetchQueue._drop, Swap.drop
+// Models PrefetchQueue._drop_plans and Swap.drop.
 inline void Protocol::drop_all(Thread* t) {
   for (auto coming = coming_.rbegin(); coming != coming_.rend(); ++coming) {
     const MadePtr plan = std::exchange((*coming)->plan, nullptr);
@@ -99,7 +99,7 @@ inline void Protocol::drop_all(Thread* t) {
   }
 }
 
-// Step.forward
+// Models Step.forward.
 inline void Protocol::run_batch(Thread* t, const MadePtr& made) {
   const uint64_t serial = (*made->host)->serial;
   const size_t batch = made->batch;
@@ -121,7 +121,7 @@ inline void Protocol::run_batch(Thread* t, const MadePtr& made) {
   t->then("go on", batch, [=] { return coming_lock_.free_for(t); }, [=] { go_on(); });
 }
 
-// Step.backward
+// Models Step.backward.
 inline void Protocol::backward(Thread* t, size_t batch) {
   const MadePtr made = made_.at(batch);
   if (scenario_.batches[batch].kind != Kind::kTrain) return end_backward(batch);
@@ -143,9 +143,9 @@ inline void Protocol::end_backward(size_t batch) {
   made_.erase(batch);
 }
 
-// ---- the worker
+// ---- The worker
 
-// PrefetchQueue._next
+// Models PrefetchQueue._next_to_plan.
 inline Protocol::PrefetchedPtr Protocol::next() {
   for (const PrefetchedPtr& prefetched : coming_) {
     if (prefetched->plan != nullptr) continue;
@@ -162,7 +162,7 @@ inline void Protocol::go_on() {
   worker_.settle();
 }
 
-// PrefetchQueue._plan_all
+// Models PrefetchQueue._plan_all.
 inline void Protocol::plan_all(Thread* t) {
   t->then(
       "what is next", 0, [=] { return coming_lock_.free_for(t); },
@@ -175,13 +175,13 @@ inline void Protocol::plan_all(Thread* t) {
       });
 }
 
-// PrefetchQueue._prepare, ._plan_ahead
+// Models PrefetchQueue._plan_and_stage and _plan_ahead.
 inline void Protocol::prepare(Thread* t, const PrefetchedPtr& prefetched) {
   const size_t batch = prefetched->batch;
   t->then(
       "plan ahead", batch, [=] { return planning_.free_for(t); },
       [=] {
-        if (next() != prefetched) return;  // it came meanwhile
+        if (next() != prefetched) return;  // the forward has taken the batch meanwhile
         planning_.owner = t;
         plan(t, batch, [=](const MadePtr& made) {
           if (made == nullptr) {
@@ -200,14 +200,14 @@ inline void Protocol::prepare(Thread* t, const PrefetchedPtr& prefetched) {
       });
 }
 
-// ---- whole tables
+// ---- Whole tables
 
-// TableBatchedEmbedding.exclusive, TableView.chunks
+// Models a save of whole tables: Locks.exclusive and TableView.chunks.
 inline void Protocol::save(Thread* t) {
   settled(t, [=] { compare_tables(t); });
 }
 
-// Locks.exclusive, Swap.settle. `then` lets go of the planning lock and the launch lock.
+// Models Locks.exclusive and Swap.settle. `then` must release the planning lock and the launch lock.
 inline void Protocol::settled(Thread* t, Action then) {
   t->then("save: planning lock", 0, [=] { return planning_.free_for(t); }, [=] { planning_.owner = t; });
   const auto guard = [=] { return launch_.free_for(t) && coming_lock_.free_for(t); };

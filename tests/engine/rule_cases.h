@@ -1,4 +1,4 @@
-// Rules by themselves, without an engine.
+// Helpers for tests of rules without an engine.
 #pragma once
 
 #include <algorithm>
@@ -15,12 +15,12 @@ namespace rec_sdk {
 
 using Given = std::vector<std::pair<std::string, RuleNumbers::Values>>;
 
-// A rule with these numbers is refused.
+// Checks that a rule with these parameters is rejected.
 inline void refuses(const std::string& rule, const RuleNumbers::Values& numbers) {
   CHECK_THROWS(Rules({{rule, numbers}}), std::invalid_argument);
 }
 
-// Ids that the only rule of `rules` that evicts gives its reason.
+// Returns the ids that the only eviction rule of `rules` chooses.
 inline std::vector<int64_t> chosen(const Rules& rules, std::vector<Evictable> known, TableClock clock = {}) {
   CHECK(rules.evictions().size() == 1);
   const EvictionRule& rule = *rules.evictions()[0];
@@ -32,7 +32,7 @@ inline std::vector<int64_t> chosen(const Rules& rules, std::vector<Evictable> kn
   return ids;
 }
 
-// A table's admission, and batches for it of one feature.
+// The admission of a table, with a function that passes it batches of one feature.
 class AdmissionCase {
  public:
   explicit AdmissionCase(const Given& given, const std::string& table = "t") : rules_(given) {
@@ -40,7 +40,8 @@ class AdmissionCase {
     admission = rules_.admission()->make({table, 5, wide, &memory_});
   }
 
-  // Ids of the lookups that get rows, in order. A batch that is `dropped` is undone.
+  // Counts a batch and returns the ids of the lookups that get rows, in order. If `dropped`, the batch is
+  // undone.
   std::vector<int64_t> admitted(const std::vector<int64_t>& ids, bool dropped = false,
                                 const std::vector<int32_t>& clicks = {}) {
     const int64_t count = static_cast<int64_t>(ids.size());
@@ -73,7 +74,7 @@ class AdmissionCase {
 
   std::unique_ptr<Admission> admission;
   TableClock clock;
-  std::vector<uint32_t> counts;  // of the ids that the last batch admitted
+  std::vector<uint32_t> counts;  // counts of the ids that the last batch admitted
 
  private:
   Rules rules_;

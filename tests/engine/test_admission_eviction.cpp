@@ -25,7 +25,8 @@ GroupSpec admitting(int64_t threshold, ColumnSet columns = {Column::kCount}, Giv
   return spec;
 }
 
-// All lookups of an id in a batch get the same result: its row, if they bring the id to the threshold.
+// All lookups of an id in a batch get the same result. It is the id's row if the batch's lookups bring its
+// count to the threshold.
 THREADED_TEST(ids_are_admitted) {
   Loop loop(admitting(3), 1);
   auto plan = loop.plan({8, 9, 8, 8, 5});
@@ -35,7 +36,7 @@ THREADED_TEST(ids_are_admitted) {
   const std::vector<int32_t> grad_row((*plan)->grad_row, (*plan)->grad_row + 5);
   CHECK((grad_row == std::vector<int32_t>{0, 2, 3, 1, 4}));
   CHECK(loop.engine->tables.row_count(0) == 1 && loop.engine->tables.stats().default_lookups == 2);
-  // A cancelled plan counts nothing, and the next plan of the batch is the same.
+  // A cancelled plan leaves no counts, and planning the batch again gives the same plan.
   loop.engine->cancel(*plan);
   plan.reset();
   CHECK(loop.engine->tables.row_count(0) == 0 && candidate_ids(loop.engine.get()).empty());
@@ -43,17 +44,17 @@ THREADED_TEST(ids_are_admitted) {
   loop.add({8});
   plan = loop.plan({8, 9, 8, 8, 5});
   CHECK((*plan)->uniques == 1);
-  CHECK_THROWS(loop.engine->lifecycle.candidates(0), std::runtime_error);  // a pending plan
+  CHECK_THROWS(loop.engine->lifecycle.candidates(0), std::runtime_error);  // a plan is pending
   swap_rows(loop.engine.get(), *plan);
   CHECK((candidate_ids(loop.engine.get()) == std::vector<int64_t>{5, 9}));
   plan->release();
-  // All lookups read the default row: there are no rows and no segments.
+  // All lookups of this batch read the default row, so the plan has no rows and no segments.
   const auto none = loop.plan({20, 21, 22, 23, 24});
   CHECK((*none)->uniques == 0 && (*none)->segment_offsets[0] == 0 && (*none)->rows_in == 0);
   CHECK((*none)->slots[0] == 4 && (*none)->slots[4] == 4);
 }
 
-// Random batches that are planned ahead, cancelled or fail, compared with plain counts.
+// Counts of ids after random batches, some of which fail or are cancelled, compared with a simple model.
 THREADED_TEST(counts_are_exact) {
   GroupSpec spec = admitting(4, {Column::kCount, Column::kLastUse});
   spec.tables[0].slots = 16;
@@ -91,7 +92,7 @@ THREADED_TEST(counts_are_exact) {
       found[known[r]] = values[r].count;
     }
     CHECK(found == counts);
-    if (i % 50 == 0 && !known.empty()) {  // its count restarts
+    if (i % 50 == 0 && !known.empty()) {  // the count of a removed id starts again
       CHECK(loop.remove({known[0]}) == 1);
       counts.erase(known[0]);
     }
@@ -112,7 +113,7 @@ THREADED_TEST(rows_in_use_are_not_evicted) {
   train({2});
   train({3});
   CHECK(!loop.engine->lifecycle.evicts({5}) && loop.engine->lifecycle.evicts({1}));
-  CHECK(loop.engine->lifecycle.end_step({1}) == 0);  // 1 was idle for two batches, but its update is pending
+  CHECK(loop.engine->lifecycle.end_step({1}) == 0);  // the idle id 1 stays: its update is pending
   CHECK(loop.engine->lifecycle.evictable_ids(0, true).ids.empty());
   held->release();
   const EvictableIds leaving = loop.engine->lifecycle.evictable_ids(0, std::vector<int64_t>{2});
@@ -125,7 +126,7 @@ THREADED_TEST(rows_in_use_are_not_evicted) {
   window->release();
   train({4});
   train({5});
-  CHECK(loop.engine->lifecycle.evict(0) == 1);  // 3; the gradient of 2 is pending
+  CHECK(loop.engine->lifecycle.evict(0) == 1);  // id 3; id 2 stays, because its gradient is pending
   loop.engine->close_window();
   CHECK(loop.engine->lifecycle.evict(0) == 1 && loop.engine->tables.stats().evicted == 3);
   CHECK(loop.engine->lifecycle.clock(0).steps == 2);
@@ -140,7 +141,7 @@ THREADED_TEST(bounded_tables) {
     std::vector<int64_t> ids = {1, 3 * i, 3 * i, 3 * i + 1};
     auto plan = loop.plan(ids);
     auto ahead = loop.plan({-i - 1, -i - 1});
-    const bool evicts = loop.engine->tables.row_count(0) - 1 > 16;  // rows of pending plans do not count
+    const bool evicts = loop.engine->tables.row_count(0) - 1 > 16;  // ids of pending plans do not count
     loop.engine->cancel(*ahead);
     swap_rows(loop.engine.get(), *plan);
     plan->release();
@@ -153,7 +154,7 @@ THREADED_TEST(bounded_tables) {
   CHECK(loop.engine->tables.find_rows(0, {&one, 1}).first[0] >= 0);  // the most frequent id stays
 }
 
-// The map of candidates compared with std::map, with many candidates of the same bucket.
+// The map of candidates compared with std::map, with many candidates in the same bucket.
 THREADED_TEST(map_of_candidates) {
   for (const bool wide : {false, true}) {
     std::mt19937_64 random(3);
@@ -190,26 +191,26 @@ THREADED_TEST(wrong_tables) {
   const Rules idle({{"idle", {{"batches", 2}}}});
   spec = one_table(false, 4, 0, {Column::kLastUse});
   spec.tables[0].rules = idle;
-  CHECK_THROWS(Engine(spec), std::invalid_argument);  // an index table has all ids
+  CHECK_THROWS(Engine(spec), std::invalid_argument);  // an index table cannot admit ids
   spec = one_table(true, 4, 0);
   spec.tables[0].rules = idle;
-  CHECK_THROWS(Engine(spec), std::invalid_argument);  // no column of the last batch
+  CHECK_THROWS(Engine(spec), std::invalid_argument);  // the column of the last use is missing
   spec = one_table(true, 4, 0, {Column::kCount, Column::kScore});
-  CHECK_THROWS(Engine(spec), std::invalid_argument);  // no rule makes scores
+  CHECK_THROWS(Engine(spec), std::invalid_argument);  // no rule computes scores
   spec = one_table(false, 4, 0);
   spec.tables[0].default_row = true;
   spec.tables[0].slots = int64_t{1} << 30;
-  CHECK_THROWS(Engine(spec), std::invalid_argument);  // one slot too many
+  CHECK_THROWS(Engine(spec), std::invalid_argument);  // the table has one slot too many
   spec.tables[0].slots = INT64_MAX;
   CHECK_THROWS(Engine(spec), std::invalid_argument);
   spec = one_table(true, 4, 0, {Column::kTimestamp});
   spec.tables[0].rules = Rules({{"age", {{"seconds", 2}}}});
   Loop old(spec, 1);
-  CHECK_THROWS(old.plan({1}), std::invalid_argument);  // no timestamps
+  CHECK_THROWS(old.plan({1}), std::invalid_argument);  // the batch has no timestamps
   spec = admitting(2);
   spec.tables[0].rules = Rules({{"showclick", {{"threshold", 2}, {"beta", 1}}}});
   Loop clicked(spec, 1);
-  CHECK_THROWS(clicked.plan({1}), std::invalid_argument);  // no clicks
+  CHECK_THROWS(clicked.plan({1}), std::invalid_argument);  // the batch has no clicks
 }
 
 }  // namespace

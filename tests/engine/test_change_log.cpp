@@ -1,4 +1,4 @@
-// ChangeLog compared with the versions of all rows.
+// The change log, compared with the versions of all rows.
 #include <algorithm>
 #include <random>
 #include <set>
@@ -15,7 +15,8 @@ struct Tally {
   int64_t known = 0, unknown = 0, left_out = 0;
 };
 
-// Batches, writes, and versions that are requested and forgotten. The log holds few rows of a large table.
+// Random batches, writes, new epochs and forgotten changes. For a large table, the log has space for few of
+// its rows.
 void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* tally) {
   std::mt19937_64 random(seed);
   ChangeLog log;
@@ -29,18 +30,18 @@ void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* 
   for (int step = 0; step < 200; ++step) {
     const int64_t count = static_cast<int64_t>(random() % static_cast<uint64_t>(most_per_batch));
     switch (random() % 8) {
-      case 0:  // requested while a batch may be in flight
+      case 0:  // a version is requested while a batch may be in flight
         log.begin_epoch(serial + 1);
         asked.push_back(serial - (serial > 0 ? random() % 2 : 0));
         break;
-      case 1:  // requested while no batch is in flight
+      case 1:  // a version is requested while no batch is in flight
         log.begin_epoch(++serial);
         asked.push_back(serial);
         break;
       case 2:
         log.forget(asked[random() % asked.size()]);
         break;
-      case 3:  // written between batches
+      case 3:  // rows are written between batches
         log.reserve(count, rows, serial + 1);
         for (int64_t i = 0; i < count; ++i) change(static_cast<int64_t>(random() % rows), serial + 1);
         break;
@@ -73,7 +74,7 @@ void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* 
   }
 }
 
-// Sorts stably keys of many widths, of which some are equal.
+// The radix sort is stable, for keys of different widths, some of which are equal.
 TEST(sorts) {
   std::mt19937_64 random(1);
   using Item = std::pair<uint64_t, size_t>;
@@ -83,7 +84,7 @@ TEST(sorts) {
         std::vector<Item> items;
         for (size_t i = 0; i < count; ++i) items.emplace_back(random() >> (64 - bits) | same, i);
         std::vector<Item> expected = items;
-        std::sort(expected.begin(), expected.end());  // by position where keys are equal
+        std::sort(expected.begin(), expected.end());  // equal keys are ordered by position
         radix_sort(&items, [](const Item& item) { return item.first; });
         CHECK(items == expected);
       }

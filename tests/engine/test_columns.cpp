@@ -1,4 +1,5 @@
-// The columns of rows: their layout, and their values after batches with shows, clicks and timestamps.
+// The columns of rows: their layout in memory, and their values after batches with shows, clicks and
+// timestamps.
 #include <limits>
 #include <map>
 #include <memory>
@@ -19,7 +20,7 @@ RowColumnValues numbers(int64_t row) {
   return values;
 }
 
-// Every set of columns: neighbours in memory do not overlap, and columns that are not kept take no bytes.
+// For every set of columns: columns do not overlap in memory, and columns that are not kept take no memory.
 THREADED_TEST(records_of_rows) {
   constexpr int64_t kRows = 9;
   for (int bits = 1; bits < 1 << ColumnSet::kColumns; ++bits) {
@@ -51,7 +52,7 @@ THREADED_TEST(records_of_rows) {
   }
 }
 
-// The expected columns of an id, lookup by lookup, in a table that admits ids with their second show.
+// The expected columns of an id, updated lookup by lookup, in a table that admits an id at its second show.
 struct Known {
   int64_t shows = 0, clicks = 0, timestamp = 0;
   uint32_t last_use = 0;
@@ -69,7 +70,7 @@ struct Given {
 Given draw(Loop* loop, bool large, bool shows, int64_t now) {
   Given given;
   const uint64_t spread = large ? 60000 : 90;
-  const int32_t least = loop->random() % 2 == 0 ? -1 : 0;  // of the clicks; -1: unknown
+  const int32_t least = loop->random() % 2 == 0 ? -1 : 0;  // the least number of clicks; -1 means unknown
   given.batch.batch_size = 2;
   for (int64_t key = 0; key < 3; ++key) {
     given.batch.keys.push_back(2 - key);
@@ -79,7 +80,7 @@ Given draw(Loop* loop, bool large, bool shows, int64_t now) {
         given.batch.values.push_back(static_cast<int64_t>(loop->random() % spread));
         given.shows.push_back(shows ? static_cast<int32_t>(1 + loop->random() % 3) : 1);
         given.clicks.push_back(static_cast<int32_t>(loop->random() % 4) + least);
-        const bool wrong = now > 100 && loop->random() % 50 == 0;  // as if it were in milliseconds
+        const bool wrong = now > 100 && loop->random() % 50 == 0;  // too late, as if in milliseconds
         given.timestamps.push_back(wrong ? now * 1000000000 : now + static_cast<int64_t>(loop->random() % 9));
       }
       given.batch.offsets.push_back(static_cast<int64_t>(given.batch.values.size()));
@@ -123,7 +124,8 @@ THREADED_TEST(numbers_of_batches) {
       if (!cancel && timestamp < now + 10) latest = std::max(latest, timestamp);
     }
     std::set<int64_t> ids;
-    for (int64_t feature = 0; feature < 3; ++feature) {  // in feature order, which differs from key order
+    for (int64_t feature = 0; feature < 3;
+         ++feature) {  // the features in their order, which is not the order of keys
       const size_t first = static_cast<size_t>(given.batch.offsets[static_cast<size_t>(2 * (2 - feature))]);
       const size_t end = static_cast<size_t>(given.batch.offsets[static_cast<size_t>(2 * (2 - feature) + 2)]);
       for (size_t l = first; l < end; ++l) {
@@ -142,7 +144,8 @@ THREADED_TEST(numbers_of_batches) {
       known.score = known.row ? (known.score + score) * 0.75 : score;
       known.row = true;
       known.version = serial;
-      if (cancel && all[id].row) all[id].version = serial;  // a row counted as changed is saved once more
+      if (cancel && all[id].row)
+        all[id].version = serial;  // the version of a row is not restored, so the row is saved once more
     }
     if (!cancel) all = next;
     const auto [known_ids, slots, rows] = loop.engine->tables.rows(0);
@@ -168,7 +171,7 @@ THREADED_TEST(numbers_of_batches) {
   }
 }
 
-// Sums of more than 32 bits saturate; sums of the batch's other rows are exact.
+// Sums that exceed 32 bits saturate, and the sums of other rows in the same batch are exact.
 THREADED_TEST(large_sums_stay_at_their_most) {
   constexpr int32_t kLarge = std::numeric_limits<int32_t>::max();
   Loop loop(one_table(true, 8, 0, {Column::kCount, Column::kClicks}), 1);
@@ -186,7 +189,7 @@ THREADED_TEST(large_sums_stay_at_their_most) {
   train({7, 8, 7, 7}, {kLarge, 1, kLarge, kLarge});
   CHECK(row(7).count == 4294967295u && row(7).clicks == 4294967295u);
   CHECK(row(8).count == 1 && row(8).clicks == 1);
-  train({7, 8, 8}, {-kLarge - 1, 0, 3});  // at least one show, and no negative clicks
+  train({7, 8, 8}, {-kLarge - 1, 0, 3});  // labels count as at least one show, and as no negative clicks
   CHECK(row(7).count == 4294967295u && row(7).clicks == 4294967295u);
   CHECK(row(8).count == 5 && row(8).clicks == 4);
 }

@@ -1,4 +1,5 @@
-// The count sketch of ids without a row: it never undercounts, and a dropped plan leaves it unchanged.
+// The count sketch of ids without a row: it never underestimates a count, and a cancelled plan leaves it
+// unchanged.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -18,7 +19,7 @@ thread_local int64_t allocations_left = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
-// Out of line, since GCC would warn that the freed memory did not come from malloc.
+// Not inlined, because GCC would then warn that the freed memory was not allocated by malloc.
 __attribute__((noinline)) void* operator new(size_t bytes) {
   void* const memory = --allocations_left < 0 ? nullptr : std::malloc(bytes);
   if (memory == nullptr) throw std::bad_alloc();
@@ -68,7 +69,8 @@ TEST(it_never_counts_too_little) {
       }
     }
     for (const auto& [id, count] : counts) CHECK(sketch.estimate(id) >= count);
-    // A sketch of any shape takes it over; two sketches take a part of the ids each.
+    // Sketches of several shapes restore the state, also from two sketches that each counted a part of the
+    // ids.
     for (const SketchShape shape : {SketchShape{7, 3, 4}, SketchShape{1000, 2, 4}, SketchShape{213, 5, 4}}) {
       CountSketch other(shape);
       other.set_states({CountSketch(SketchShape{5, 1, 1}).state(), sketch.state()});
@@ -90,7 +92,7 @@ TEST(full_cells_stay_full) {
   CHECK(narrow.estimate(7) == 0 && narrow.counted() == 0);
 }
 
-// A plan undoes the changes in its log, also when memory runs out before the log holds all of its ids.
+// Undoing a log restores the sketch, also if memory ran out before the log was extended completely.
 TEST(a_log_without_room_says_nothing) {
   constexpr int64_t kMany = 10000;
   CountSketch sketch(SketchShape{1000, 4, 1});
@@ -112,7 +114,7 @@ TEST(a_log_without_room_says_nothing) {
     }
     allocations_left = std::numeric_limits<int64_t>::max();
   }
-  CHECK(allowed == 3);  // allocation of the second array failed, too
+  CHECK(allowed == 3);  // the loop also covered a failed allocation of the second array
 }
 
 TEST(damaged_states_are_refused) {
@@ -122,7 +124,7 @@ TEST(damaged_states_are_refused) {
   const State right = sketch.state();
   for (size_t word = 0; word < 4; ++word) {
     for (const int64_t value : {int64_t{-1}, int64_t{0}, int64_t{3}, int64_t{1} << 62}) {
-      if (word == 3 && value >= 0) continue;  // any number of lookups
+      if (word == 3 && value >= 0) continue;  // the number of lookups may be any number from 0 on
       State wrong = right;
       std::memcpy(wrong.data() + 8 * word, &value, sizeof(value));
       CHECK_THROWS(sketch.set_states({wrong}), std::invalid_argument);
@@ -133,7 +135,7 @@ TEST(damaged_states_are_refused) {
   CHECK(sketch.state() == right);
 }
 
-// Pending plans that are cancelled or fail.
+// Plans that are cancelled or fail leave the sketch unchanged.
 TEST(dropped_plans_leave_no_trace) {
   GroupSpec spec = one_table(true, 8, 0, {Column::kCount});
   spec.tables[0].default_row = true;
@@ -176,7 +178,8 @@ int64_t counted(const State& state) {
   return lookups;
 }
 
-// A step drops pending plans if cells must be halved, but not because of the plans' own lookups.
+// The end of a step drops pending plans if cells must be halved. Lookups of pending plans do not count for
+// this.
 TEST(plans_ahead_do_not_fill_it) {
   GroupSpec spec = one_table(true, 8, 0, {Column::kCount});
   spec.tables[0].default_row = true;

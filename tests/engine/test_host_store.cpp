@@ -1,5 +1,5 @@
-// The host store: contents survive growth, memory is committed at the first write and freed with the last
-// row, threads read and write without the lock, and memory is checked.
+// The host store: growth keeps its contents, memory is committed at the first write and released with the
+// last row of a page, threads read and write without the lock, and growth beyond the memory limit fails.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ using rec_sdk::StoreFile;
 
 namespace {
 
-// A store of records of `bytes` bytes, which are not converted.
+// Returns a format of records of `bytes` bytes, which are stored without conversion.
 rec_sdk::StoredRecords records_of(int64_t bytes) {
   return rec_sdk::StoredRecords(rec_sdk::make_record_layout(bytes / 4, rec_sdk::DType::kFloat32, nullptr, 0));
 }
@@ -90,13 +90,13 @@ bool system_has_huge_pages() {
 constexpr int64_t kHuge = static_cast<int64_t>(rec_sdk::kHugePage);
 const int64_t kSmall = static_cast<int64_t>(rec_sdk::small_page());
 
-// A model of the bytes that a store commits, computed from the written rows.
+// A model of how many bytes a store commits, computed from the written rows.
 class PageModel {
  public:
   PageModel(const HostStore& store, int64_t bytes) : store_(store), bytes_(bytes) {
     while (2 * chunk_rows_ * bytes <= 8 * kHuge) chunk_rows_ *= 2;
   }
-  void write(int64_t row, int64_t written_before) {  // for the first time
+  void write(int64_t row, int64_t written_before) {  // must be called at the first write of the row
     const int64_t chunk = row / chunk_rows_, before = chunk * chunk_rows_;
     if (seen_.insert(chunk).second && chunk > 0 && 2 * written_before >= before) huge_.insert(chunk);
     if (2 * bytes_of(chunk, kSmall) >= bytes_of(chunk, kHuge)) huge_.insert(chunk);
@@ -110,7 +110,7 @@ class PageModel {
 
  private:
   int64_t bytes_of(int64_t chunk, int64_t page) const {
-    int64_t pages = 0, next = 0;  // the first page that is not counted yet
+    int64_t pages = 0, next = 0;  // `next` is the first page that is not counted yet
     for (int64_t i = 0; i < chunk_rows_; ++i) {
       if (!store_.has(chunk * chunk_rows_ + i)) continue;
       const int64_t last = ((i + 1) * bytes_ - 1) / page;
@@ -122,11 +122,11 @@ class PageModel {
 
   const HostStore& store_;
   int64_t bytes_, chunk_rows_ = 1;
-  std::set<int64_t> seen_, huge_;  // chunks
+  std::set<int64_t> seen_, huge_;  // chunks with written rows, and chunks on huge pages
 };
 
-// Compares with the pages that the written rows touch; records of 49152 bytes cross pages. Some rounds write
-// so few rows that pages stay small.
+// Compares the committed bytes with the model while rows are written and forgotten. Records of 49152 bytes
+// cross pages. With a large `share`, so few rows are written that pages stay small.
 void forgets(int64_t bytes, int64_t rows, int64_t share) {
   std::mt19937_64 random(static_cast<uint64_t>(bytes));
   MemoryGuard guard;
@@ -154,7 +154,7 @@ void forgets(int64_t bytes, int64_t rows, int64_t share) {
     const std::vector<char> before(store.find(kept), store.find(kept) + bytes);
     while (written.size() > 1) {
       store.forget(*written.rbegin());
-      store.forget(*written.rbegin());  // a second time has no effect
+      store.forget(*written.rbegin());  // forgetting it again has no effect
       CHECK(!store.has(*written.rbegin()));
       written.erase(*written.rbegin());
     }
@@ -164,12 +164,13 @@ void forgets(int64_t bytes, int64_t rows, int64_t share) {
     const char* const place = store.find(kept);
     store.forget(kept);
     CHECK(store.written_rows() == 0 && store.committed_bytes() == 0 && guard.committed() == 0);
-    CHECK(place[0] == 0);  // the page is new
+    CHECK(place[0] == 0);  // the page is zero again
   }
   CHECK((model.huge_chunks() == 0) == (share > 8));
 }
 
-// A few rows take a few pages, wherever they are; half the rows of a huge page take all of it.
+// A few rows take a few small pages, wherever they are. Half of the rows of a huge page take the whole huge
+// page.
 TEST(few_rows_take_small_pages) {
   MemoryGuard guard;
   HostStore store(records_of(256), &guard);
@@ -181,7 +182,7 @@ TEST(few_rows_take_small_pages) {
   for (int64_t row = on_huge; row < rows; row += on_huge) store.write(row, pattern(row, 256).data());
   CHECK(store.committed_bytes() == (2 + 99) * kSmall && guard.committed() == store.committed_bytes());
   for (int64_t row = 20; row < on_huge / 2; ++row) store.write(row, pattern(row, 256).data());
-  CHECK(store.committed_bytes() == kHuge / 2 + 99 * kSmall);  // of eight huge pages that the chunk touches
+  CHECK(store.committed_bytes() == kHuge / 2 + 99 * kSmall);  // the chunk touches eight huge pages
   for (int64_t page = 0; page < 8; ++page) {
     for (int64_t row = page * on_huge; row < page * on_huge + on_huge / 2; row += on_small) {
       store.write(row, pattern(row, 256).data());
@@ -195,7 +196,8 @@ TEST(few_rows_take_small_pages) {
   CHECK(std::memcmp(store.find(99 * on_huge), pattern(99 * on_huge, 256).data(), 256) == 0);
 }
 
-// Rows written in order make the first chunk huge; later chunks are huge from their first row on.
+// If rows are written in order, the first chunk switches to huge pages, and later chunks use huge pages from
+// their first row on.
 TEST(dense_rows_take_huge_pages) {
   MemoryGuard guard;
   HostStore store(records_of(256), &guard);
@@ -210,7 +212,7 @@ TEST(dense_rows_take_huge_pages) {
   CHECK(store.committed_bytes() == kSmall);
 }
 
-// Threads read and write rows while their small pages become a huge one.
+// Threads read and write rows while the small pages of these rows become a huge page.
 TEST(becomes_huge_beside_copies) {
   constexpr int64_t kBytes = 256, kRows = 1000;
   for (int round = 0; round < 20; ++round) {
@@ -243,7 +245,7 @@ TEST(becomes_huge_beside_copies) {
 
 TEST(small_arrays_take_small_pages) {
   rec_sdk::ChunkedMemory memory(sizeof(uint64_t));
-  const size_t in_chunk = rec_sdk::kHugePage / sizeof(uint64_t), kLarge = 5;  // 10 MiB
+  const size_t in_chunk = rec_sdk::kHugePage / sizeof(uint64_t), kLarge = 5;  // chunks of 10 MiB in total
   const auto item = [&](size_t i) { return static_cast<uint64_t*>(memory.at(i)); };
   memory.extend((kLarge - 1) * in_chunk);
   uint64_t* const first = item(0);
@@ -257,10 +259,11 @@ TEST(small_arrays_take_small_pages) {
   const int64_t pages = system_has_huge_pages() ? kHuge / kSmall : 1;
   CHECK(pages_in_memory(reinterpret_cast<char*>(first), kHuge) == pages);
   CHECK(pages_in_memory(reinterpret_cast<char*>(item((kLarge - 1) * in_chunk)), kHuge) == pages);
-  CHECK(pages_in_memory(reinterpret_cast<char*>(item(2 * in_chunk)), kHuge) == 0);  // nothing was touched
+  CHECK(pages_in_memory(reinterpret_cast<char*>(item(2 * in_chunk)), kHuge) ==
+        0);  // this chunk was not accessed
 }
 
-// A map reserved for many ids that gets few, then so many that most of its pages are in use.
+// A map with space for many ids first gets a few ids, and then so many that most of its pages are in use.
 TEST(maps_with_room_take_small_pages) {
   rec_sdk::IdMap map(400000);
   const char* const begin = reinterpret_cast<const char*>(map.homes().buckets);
@@ -277,7 +280,7 @@ TEST(maps_with_room_take_small_pages) {
   const int64_t on_huge = map.bytes() / kHuge * kHuge;
   for (int64_t before = pages_in_memory(begin, on_huge); ids < 100000; add(ids++)) {
     const int64_t now = pages_in_memory(begin, on_huge);
-    CHECK(now - before <= kHuge / kSmall + 1);  // one huge page at a time
+    CHECK(now - before <= kHuge / kSmall + 1);  // at most one huge page is merged at a time
     before = now;
   }
   if (system_has_huge_pages()) CHECK(pages_in_memory(begin, on_huge) == on_huge / kSmall);
@@ -294,11 +297,11 @@ TEST(memory_comes_back) {
   const char* const begin = store.find(0);
   CHECK(pages_in_memory(begin, rows * 256) == rows * 256 / kSmall);
   for (int64_t row = 0; row < rows - 1; ++row) store.forget(row);
-  CHECK(pages_in_memory(begin, rows * 256) == kHuge / kSmall);  // the last huge page
+  CHECK(pages_in_memory(begin, rows * 256) == kHuge / kSmall);  // only the last huge page is left
   CHECK(guard.committed() == static_cast<int64_t>(rec_sdk::kHugePage));
 }
 
-// Copies of written rows while others are inserted and removed, checked by ThreadSanitizer.
+// Rows are copied while other rows are inserted and removed. ThreadSanitizer checks this test.
 TEST(copies_beside_growth) {
   constexpr int64_t kBytes = 64 << 10, kRows = 130, kOthers = 4000;
   MemoryGuard guard;
@@ -343,7 +346,7 @@ std::string new_path() {
   return path;
 }
 
-// Rows of several chunks, whose records cross pages, are read back from the file.
+// Rows of several chunks, with records that cross pages, are written to a file and read back.
 void on_disk(int64_t bytes, int64_t step, int64_t count) {
   const std::string path = new_path();
   MemoryGuard guard;
@@ -375,7 +378,7 @@ void on_disk(int64_t bytes, int64_t step, int64_t count) {
     store.extend(2);
     store.write(1, pattern(9, bytes).data());
     CHECK(std::memcmp(store.find(1), pattern(9, bytes).data(), static_cast<size_t>(bytes)) == 0);
-    if (step == 1) {  // another file of that name is not removed
+    if (step == 1) {  // the destructor does not remove another file of the same name
       unlink(path.c_str());
       std::ofstream(path) << "other";
     }
@@ -389,7 +392,7 @@ TEST(checks_memory) {
   CHECK(rec_sdk::available_memory() > 0);
   guard.require(1 << 20, "t");
   CHECK_THROWS(guard.require(int64_t{1} << 60, "t"), rec_sdk::MemoryLimitError);
-  guard.require(1 << 20, "t");  // an error changes nothing
+  guard.require(1 << 20, "t");  // after an error, the guard is unchanged
   CHECK_THROWS(guard.require(std::numeric_limits<int64_t>::max(), "t"), rec_sdk::MemoryLimitError);
   CHECK(rec_sdk::saturated_product(int64_t{1} << 40, int64_t{1} << 40) ==
         std::numeric_limits<int64_t>::max());
@@ -404,7 +407,7 @@ TEST(checks_memory) {
   }
 }
 
-// Small buffers are allocated on the heap, large ones are mapped; both behave alike.
+// Small buffers are allocated on the heap and large buffers are mapped; both must behave in the same way.
 TEST(buffers_of_every_size_are_zero_and_zero_again) {
   for (const size_t bytes : {size_t{1}, size_t{4096}, size_t{4097}, size_t{32} << 10, rec_sdk::kHugePage}) {
     rec_sdk::HugeBuffer buffer(bytes, rec_sdk::Pages::kSmall);
@@ -414,7 +417,7 @@ TEST(buffers_of_every_size_are_zero_and_zero_again) {
     CHECK(buffer.size() >= bytes && buffer.size() % rec_sdk::small_page() == 0);
     CHECK(all_are(0, buffer.size(), 0));
     std::fill_n(buffer.data(), buffer.size(), char{7});
-    buffer.release(1, buffer.size() - 1);  // the first page is not whole, and stays
+    buffer.release(1, buffer.size() - 1);  // the first page stays, because it is only partly in the range
     CHECK(all_are(0, rec_sdk::small_page(), 7) && all_are(rec_sdk::small_page(), buffer.size(), 0));
     buffer.release(0, buffer.size());
     CHECK(all_are(0, buffer.size(), 0));

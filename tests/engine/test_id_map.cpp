@@ -12,7 +12,7 @@
 using rec_sdk::IdMap;
 struct Place {
   bool has_slot;
-  uint32_t value;  // a slot or a row
+  uint32_t value;  // the slot, or the row of an id without a slot
 };
 using Model = std::unordered_map<int64_t, Place>;
 
@@ -58,7 +58,7 @@ TEST(extreme_ids) {
   uint32_t row = 0;
   const int64_t low = std::numeric_limits<int64_t>::min();
   const int64_t high = std::numeric_limits<int64_t>::max();
-  // Pairs that differ in one 32-bit half only, too.
+  // Some pairs of ids differ in only one 32-bit half.
   for (const int64_t id : {low, low + 1, high, high - 1, int64_t{-1}, int64_t{0}, int64_t{1},
                            int64_t{1} << 32, (int64_t{1} << 32) + 1, int64_t{0xFFFFFFFF}}) {
     CHECK(!map.find(id, IdMap::hash(id)));
@@ -87,7 +87,8 @@ void random_operations(uint64_t seed, int64_t range, int operations, int erase_p
   check_equal(map, model);
 }
 
-// At the highest load there are runs of full buckets; erasing must not cut them, also where they wrap around.
+// At the maximum load factor there are runs of full buckets. Erasing an id must not interrupt them, also
+// where a run wraps around the end of the array.
 TEST(erase_at_full_load) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 60; ++round) {
@@ -107,8 +108,8 @@ TEST(erase_at_full_load) {
   }
 }
 
-// While a map grows, its ids move in parts of any size, and others are inserted and erased in both arrays,
-// also in the run of full buckets that wraps around the end of the old array.
+// While a map grows, its ids move in parts of random size. Meanwhile ids are inserted and erased in both
+// arrays, also in the run of full buckets that wraps around the end of the old array.
 void growth_in_pieces(uint64_t seed, int64_t most) {
   std::mt19937_64 random(seed);
   IdMap map;
@@ -130,13 +131,13 @@ void growth_in_pieces(uint64_t seed, int64_t most) {
     CHECK(map.bytes() <= (map.size() + most) * 26);
   }
   CHECK(pieces > 100);
-  map.reserve(100000);  // too large a step for growth in parts: grows at once
+  map.reserve(100000);  // the step is too large for incremental growth, so the map grows at once
   CHECK(!map.grows() && map.growth(100000) == 0);
   check_equal(map, model);
 }
 
-// Ids that hash to the last bucket of the array fill the first ones too, and are found after the map has
-// grown. Meanwhile a large map frees parts of the old array.
+// Ids with the last bucket as home also fill the first buckets of the array. They are found while the map
+// grows and afterwards. A large map meanwhile frees parts of the old array.
 void growth_with_a_run_around_the_end(int64_t least, int64_t piece) {
   IdMap map;
   Model model;
@@ -159,7 +160,7 @@ void growth_with_a_run_around_the_end(int64_t least, int64_t piece) {
     check_equal(map, model);
     map.reserve(piece);
   }
-  CHECK(pieces >= count / (4 * piece));  // no step moved many more ids than it had to
+  CHECK(pieces >= count / (4 * piece));  // no step moved many more ids than necessary
   check_equal(map, model);
 }
 
@@ -178,7 +179,8 @@ TEST(growth) {
   check_equal(map, {});
 }
 
-// Removing most ids frees memory, and the others stay; inserting or removing a few does not resize.
+// Removing most ids frees memory and keeps the remaining ids. Inserting or removing a few ids does not resize
+// the map.
 TEST(shrinking) {
   IdMap map;
   Model model;

@@ -1,5 +1,6 @@
-// Ids in any order and of any pattern cost about as much as random ones: the buckets that lookups read are
-// counted. The most important order is the one in which another map lists its ids, since saves have it.
+// In any order and with any pattern, ids cost about as much as random ids, measured by the number of buckets
+// that lookups read. The most important order is the one in which another map lists its ids, because saves
+// have that order.
 #include <cstdint>
 #include <functional>
 #include <random>
@@ -28,11 +29,12 @@ Ids random_ids(int64_t count, uint64_t seed) {
   return ids;
 }
 
-// Number of buckets that a lookup of a known id reads.
+// Returns the number of buckets that a lookup of a known id reads.
 int64_t probes(const IdMap& map, int64_t id) {
   const IdMap::Homes homes = map.homes();
   const IdMap::Bucket* bucket = homes.of(IdMap::hash(id));
-  const bool old = bucket < homes.buckets || bucket >= homes.buckets + homes.count;  // of a growing map
+  const bool old = bucket < homes.buckets ||
+                   bucket >= homes.buckets + homes.count;  // whether it is in the old array of a growing map
   const IdMap::Bucket* const begin = old ? homes.old_buckets : homes.buckets;
   const IdMap::Bucket* const end = begin + (old ? homes.old_count : homes.count);
   for (int64_t looked_at = 1;; ++looked_at) {
@@ -71,7 +73,7 @@ Ids listed(const Candidates& map) {
   return ids;
 }
 
-// Seconds to insert the ids into a growing map, and then to find all of them.
+// Returns the seconds to insert the ids into a growing map and then find all of them.
 template <class Map>
 int64_t total_probes(Map* map, const Ids& ids) {
   int64_t total = 0;
@@ -117,7 +119,7 @@ std::vector<std::pair<std::string, Ids>> patterns() {
   return found;
 }
 
-// Orders in which maps of this program list their ids.
+// Returns ids in the orders in which maps of this program list them.
 std::vector<std::pair<std::string, Ids>> own_orders() {
   const Ids ids = random_ids(kIds, 1);
   std::vector<std::pair<std::string, Ids>> found;
@@ -138,7 +140,7 @@ std::vector<std::pair<std::string, Ids>> own_orders() {
 void erase(IdMap* map, int64_t id) { CHECK(map->erase(id, IdMap::hash(id))); }
 void erase(Candidates* map, int64_t id) { CHECK(map->erase(id)); }
 
-// An empty map with another seed.
+// Returns an empty map with another seed.
 template <class Map>
 Map seeded_anew(Map map) {
   Ids order = listed(filled(IdMap(), random_ids(kIds, 8)));
@@ -167,7 +169,7 @@ void check_costs(const Make& make) {
   for (const auto& ids : own_orders()) check(ids);
 }
 
-// An emptied map gets its ids back in its own order, as a load of its own save does.
+// Ids are inserted into an emptied map in its own order, as when it loads its own save.
 template <class Map>
 void back_in_its_own_order(Map map) {
   const Ids ids = random_ids(kIds, 4);
@@ -188,8 +190,8 @@ void back_in_its_own_order(Map map) {
   }
 }
 
-// Ids that remain after others were removed in map order, and ids of one part of a save, hash close together:
-// they must fit a map of exactly their number too.
+// Ids that remain after other ids were removed in map order, and ids of one part of a save, have neighbouring
+// hashes. A map with space for exactly these ids must work well with them too.
 TEST(neighbours) {
   IdMap map = filled(IdMap(), random_ids(kIds, 6));
   const Ids order = listed(map);
@@ -209,16 +211,17 @@ TEST(neighbours) {
   CHECK(2 * total <= 3 * static_cast<int64_t>(order.size() - kept));
 }
 
-// Deduplication of batches: a hash table with twice as many cells as ids.
+// The deduplication of batches, which uses a hash table with twice as many cells as ids.
 TEST(neighbours_in_a_batch) {
   const Ids order = listed(filled(IdMap(), random_ids(kIds, 5)));
   std::set<uint64_t> homes;
   for (int64_t i = 0; i < 2048; ++i)
     homes.insert(rec_sdk::Deduplicator::home(order[static_cast<size_t>(i)], 12));
-  CHECK(homes.size() > 1400);  // 1612 are expected
+  CHECK(homes.size() > 1400);  // the expected number is 1612
 }
 
-// The order of ids of maps that have grown at once, from ids in no order, does not change between versions.
+// The order in which a map lists ids does not change between versions, if the ids are inserted in random
+// order and the map grows at once.
 TEST(order_of_random_ids) {
   uint64_t sum = 0;
   for (const int64_t id : listed(filled(IdMap(), random_ids(3000, 11)))) {

@@ -1,4 +1,5 @@
-// Philox compared with Random123's known answers; the initializers' bounds, distribution and rounding.
+// Initializers: Philox compared with the known answers of Random123, and the bounds, distribution and
+// rounding of initial weights.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -22,7 +23,7 @@ namespace {
 
 using Block = std::array<uint32_t, 4>;
 
-TEST(philox_known_answers) {  // kat_vectors of Random123 1.14
+TEST(philox_known_answers) {  // the answers are from kat_vectors of Random123 1.14
   CHECK(rec_sdk::philox4x32({0, 0, 0, 0}, {0, 0}) == (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   const uint32_t ones = 0xffffffff;
   CHECK(rec_sdk::philox4x32({ones, ones, ones, ones}, {ones, ones}) ==
@@ -82,7 +83,7 @@ TEST(uniform) {
   const Moments m = moments(weights(Initializer("uniform", -2.0, 6.0, 0, 1), 6, 50000));
   CHECK(m.low >= -2.0 && m.low < -1.999 && m.high < 6.0 && m.high > 5.999);
   CHECK(std::fabs(m.mean - 2.0) < 0.02 && std::fabs(m.variance - 64.0 / 12) < 0.03);
-  // A range between two neighbouring floats: rounding must not reach the open end.
+  // The range is between two neighbouring floats, and rounding must not give the excluded end.
   const float high = std::nextafter(1.0f, 2.0f);
   for (const float v : weights(Initializer("uniform", 1.0, high, 0, 1), 8, 100)) CHECK(v == 1.0f);
   for (const float v : weights(Initializer("uniform", 0.5, 0.5, 0, 1), 8, 4)) CHECK(v == 0.5f);
@@ -91,7 +92,8 @@ TEST(uniform) {
 TEST(truncated_normal) {
   const Moments m = moments(weights(Initializer("truncated_normal", 0, 0, 1.0, 0.5), 8, 50000));
   CHECK(m.low >= 0.0 && m.low < 0.001 && m.high <= 2.0 && m.high > 1.999);
-  // The variance of a standard normal cut at two sigma is 1 - 4 phi(2) / (Phi(2) - Phi(-2)) = 0.7737413.
+  // The variance of the standard normal distribution, cut off at two sigma, is 1 - 4 phi(2) / (Phi(2) -
+  // Phi(-2)) = 0.7737413.
   CHECK(std::fabs(m.mean - 1.0) < 0.003 && std::fabs(m.variance - 0.25 * 0.7737413) < 0.002);
 }
 
@@ -99,7 +101,7 @@ TEST(quantile) {
   for (int i = 0; i <= 100000; ++i) {
     const double p = 0.02275014 + (0.97724986 - 0.02275014) * i / 100000;
     const double x = rec_sdk::central_normal_quantile(p);
-    CHECK(std::fabs(0.5 * std::erfc(-x / std::sqrt(2.0)) - p) < 5e-10);  // slope at two sigma: 0.054
+    CHECK(std::fabs(0.5 * std::erfc(-x / std::sqrt(2.0)) - p) < 5e-10);  // the slope at two sigma is 0.054
   }
 }
 
@@ -116,8 +118,8 @@ TEST(quantile_of_every_probability) {
   }
 }
 
-// Mean and variance of a standard normal truncated at two bounds, on different sides of the mean or on the
-// same.
+// Mean and variance of a standard normal distribution that is truncated at two bounds, which are on the same
+// or on different sides of the mean.
 TEST(bounded_normal) {
   constexpr double kBounds[][2] = {{-1, 3}, {0, 20}, {-30, 0}, {2, 2.5}, {-6, -5}, {-0.1, 0.2}};
   for (const auto& [low, high] : kBounds) {
@@ -134,7 +136,8 @@ TEST(bounded_normal) {
   for (const float v : weights(Initializer("bounded_normal", 1, 1, 0.25, 1), 8, 4)) CHECK(v == 1.0f);
 }
 
-// Every variant draws what philox4x32 and the conversion of a single number give, for blocks of all sizes.
+// For blocks of all sizes, every variant draws the same weights as philox4x32 with the conversion of single
+// numbers.
 TEST(same_weights_on_every_processor) {
   using rec_sdk::WeightDistribution;
   const std::array<uint32_t, 2> key = {0x12345678, 0x9abcdef0};
@@ -178,8 +181,8 @@ TEST(keys) {
   CHECK(base != weights(init, 8, 100, 2));
   CHECK(base != weights(init, 8, 100, 1, "u"));
   CHECK(std::set<float>(base.begin(), base.end()).size() >
-        795);  // no id or column repeats the numbers of another
-  // ids that differ in the high half only
+        795);  // no two ids or columns have the same numbers
+  // These ids differ only in their high halves.
   const RecordLayout layout = layout_of(4, DType::kFloat32);
   const RecordInitializer direct(layout, init, 1, "t", {0, 0});
   std::vector<char> a(static_cast<size_t>(layout.bytes)), b(a);
@@ -188,7 +191,7 @@ TEST(keys) {
   CHECK(a != b);
 }
 
-// Rounding by brute force: the nearest of all 2^16 values, ties to the even pattern.
+// Rounding compared with brute force: the nearest of all 2^16 values, ties to the even bit pattern.
 float value_of(uint16_t bits, DType dtype) {
   if (dtype == DType::kBFloat16) {
     const uint32_t wide = static_cast<uint32_t>(bits) << 16;
@@ -215,7 +218,8 @@ void check_rounding(DType dtype) {
     const float middle = static_cast<float>((low + high) / 2);
     CHECK(convert(static_cast<float>(low)) == bits);
     CHECK(convert(-static_cast<float>(low)) == (bits | 0x8000));
-    if (static_cast<double>(middle) != (low + high) / 2) continue;  // a subnormal float
+    if (static_cast<double>(middle) != (low + high) / 2)
+      continue;  // the middle is a subnormal float, and not exact
     CHECK(convert(middle) == (bits % 2 == 0 ? bits : bits + 1));
     CHECK(convert(std::nextafter(middle, HUGE_VALF)) == bits + 1);
     CHECK(convert(std::nextafter(middle, 0.0f)) == bits);

@@ -1,5 +1,5 @@
-// The lifecycle of plans: made ahead, applied, cancelled, dropped, written back; and the arenas that hold
-// them.
+// The lifecycle of plans, which are made ahead, applied, cancelled, dropped and written back, and the arenas
+// that contain them.
 #include <cstdlib>
 
 #include "tests/engine/pipeline.h"
@@ -9,7 +9,7 @@ namespace {
 
 THREADED_TEST(random_lives) {
   Pipeline p(1);
-  const bool few = std::getenv("REC_SDK_TEST_ROUNDS") != nullptr;  // under a slow sanitizer
+  const bool few = std::getenv("REC_SDK_TEST_ROUNDS") != nullptr;  // fewer rounds under a slow sanitizer
   const int rounds = few ? 500 : full_tests() ? 6000 : 2000;
   for (int i = 0; i < rounds; ++i) {
     switch (p.random() % 13) {
@@ -65,7 +65,7 @@ THREADED_TEST(random_lives) {
         (p.applied > 100 && p.cancelled > 30 && p.undone_by_drop > 15 && p.dropped_in_the_middle > 15));
   CHECK(few || (p.refused > 3 && p.waited > 15 && p.unchanged > 30 && p.not_looked_at > 30));
   CHECK(few || (p.read_aheads > 40 && p.late_rows > 5));
-  // No slot was lost: a batch can use all of them.
+  // No slot is lost: a batch can use all of them.
   TestBatch all;
   all.batch_size = 1;
   all.keys = {0, 1};
@@ -76,7 +76,7 @@ THREADED_TEST(random_lives) {
   CHECK((*p.engine->plan(all.input()))->uniques == Pipeline::kSlots[0] + Pipeline::kSlots[1]);
 }
 
-// One slot: each plan's victim is the row of the plan before.
+// A table with one slot, so that the victim of each plan is the row of the previous plan.
 class OneSlot {
  public:
   OneSlot() {
@@ -112,13 +112,13 @@ class OneSlot {
 
 using Sources = std::vector<uint64_t>;
 
-// A row is written back, fetched, and written back again while other write-backs are pending.
+// A row is evicted, fetched, and evicted again while the write-backs of other rows are pending.
 THREADED_TEST(rows_that_leave_twice) {
   OneSlot one;
   auto first = one.plan(1);
   one.apply(*first);
   first->release();
-  auto out = one.plan(2);  // 1 leaves
+  auto out = one.plan(2);  // evicts row 1
   one.apply(*out);
   out->release();
   CHECK((*out)->sources.empty() && !out->written_back());
@@ -127,9 +127,9 @@ THREADED_TEST(rows_that_leave_twice) {
   CHECK_THROWS(one.read_in(*back), std::runtime_error);
   one.land(*out, 5);
   CHECK(one.read_in(*back) == 5);
-  one.apply(*back);  // 2 leaves
+  one.apply(*back);  // evicts row 2
   back->release();
-  auto again = one.plan(3);  // 1 leaves again
+  auto again = one.plan(3);  // evicts row 1 again
   one.apply(*again);
   again->release();
   auto third = one.plan(1);
@@ -138,7 +138,7 @@ THREADED_TEST(rows_that_leave_twice) {
   third = one.plan(2);
   CHECK((*third)->sources == Sources{(*back)->serial});
   one.engine->cancel(*third);
-  // In the reverse order of their write-backs.
+  // The write-backs are completed in reverse order.
   one.land(*again, 7);
   third = one.plan(1);
   CHECK((*third)->sources.empty() && one.read_in(*third) == 7);
@@ -147,7 +147,8 @@ THREADED_TEST(rows_that_leave_twice) {
   one.apply(*third);
 }
 
-// Cancelling a write-back makes the older one current again.
+// After a plan with a write-back of a row is cancelled, the older write-back of the row is the current one
+// again.
 THREADED_TEST(cancelled_departures) {
   OneSlot one;
   auto first = one.plan(1);
@@ -164,22 +165,22 @@ THREADED_TEST(cancelled_departures) {
   CHECK(one.read_in(*back) == 5);
   const uint64_t serial = (*back)->serial;
   one.engine->cancel(*back);
-  CHECK(back->written_back());  // the victim stays
+  CHECK(back->written_back());  // no write-back is pending, because the victim stays
   auto next = one.plan(3);
   CHECK((*next)->serial > serial && (*next)->sources.empty());
-  CHECK_THROWS(one.land(*next, 1), std::runtime_error);  // not started
-  one.land(*back, 9);                                    // it has no victims
+  CHECK_THROWS(one.land(*next, 1), std::runtime_error);  // the plan is not started
+  one.land(*back, 9);                                    // has no effect: the plan has no victims
   CHECK(!next->written_back());
 }
 
-// Either both groups start or neither does.
+// Either the plans of both groups are started or neither of them.
 THREADED_TEST(groups_together) {
   OneSlot a, b;
   auto first = a.plan(1), second = b.plan(1);
   auto later = b.plan(1);
   CHECK_THROWS(Engine::start_plans({first.get(), later.get()}), std::runtime_error);
   CHECK_THROWS(a.engine->applied(*first), std::runtime_error);
-  a.engine->cancel(*first);  // it has not started
+  a.engine->cancel(*first);  // the plan is not started
   first = a.plan(1);
   Engine::start_plans({first.get(), second.get()});
   CHECK_THROWS(a.engine->cancel(*first), std::runtime_error);
@@ -187,7 +188,7 @@ THREADED_TEST(groups_together) {
   CHECK_THROWS(a.engine->applied(*second), std::invalid_argument);
   CHECK_THROWS(a.engine->cancel(*second), std::invalid_argument);
   CHECK_THROWS(a.read_in(*second), std::invalid_argument);
-  // A plan dropped while it is applied can only be completed.
+  // A plan that is dropped after it is started can only be completed.
   first.reset();
   CHECK(a.engine->in_flight() == 1);
   const auto left = a.engine->unapplied(nullptr);
@@ -197,7 +198,8 @@ THREADED_TEST(groups_together) {
   CHECK(a.engine->in_flight() == 0 && b.engine->in_flight() == 2);
 }
 
-// A plan pins its rows until it is released; sums of rows outside the cache are removed with their table too.
+// A table cannot be cleared while a plan pins its rows. Clearing it also removes the sums of rows outside the
+// cache.
 THREADED_TEST(tables_in_use_are_not_cleared) {
   OneSlot one;
   const auto away = one.plan(1);
@@ -208,7 +210,7 @@ THREADED_TEST(tables_in_use_are_not_cleared) {
   CHECK((*plan)->window_out == 1);
   CHECK_THROWS(one.engine->tables.clear(0), std::runtime_error);
   one.apply(*plan);
-  CHECK_THROWS(one.engine->window_rows(), std::runtime_error);  // the write-back of 1 is pending
+  CHECK_THROWS(one.engine->window_rows(), std::runtime_error);  // the write-back of row 1 is pending
   char record[64] = {};
   const std::vector<float> sums(static_cast<size_t>(2 * one.engine->layout().dim));
   one.engine->complete_write_back(*plan, record, sums.data());
@@ -221,7 +223,7 @@ THREADED_TEST(tables_in_use_are_not_cleared) {
   CHECK(none.slot_offsets[1] == 0 && none.row_offsets[1] == 0);
 }
 
-// ---- arenas
+// ---- Arenas
 
 PlanShape shape_of(const PlanBuffers& p) {
   PlanShape shape;
@@ -238,7 +240,8 @@ PlanShape shape_of(const PlanBuffers& p) {
   return shape;
 }
 
-// Each field lies within the part that is copied to the device, and no two overlap.
+// Checks that each field lies within the part of the arena that is copied to the device, and that no two
+// fields overlap.
 void check_fields(const PlanBuffers& p) {
   std::vector<std::pair<int64_t, int64_t>> places;
   for (const PlanBuffers::Field& field : p.device_fields()) {

@@ -1,4 +1,4 @@
-// A batch is applied while another thread plans a later one, without waiting for it.
+// A plan is applied while another thread plans a later batch, without waiting for that thread.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -22,8 +22,8 @@ void apply_plan(Engine* engine, const Plan& plan) {
   engine->applied(plan);
 }
 
-// A runner of parallel work whose first caller, a plan in progress, blocks under the engine's mutex until
-// `go_on`.
+// A parallel runner whose first call blocks until `go_on`. That call is made by a thread that is planning,
+// under the engine's mutex.
 std::atomic<bool> stands_still{false}, go_on{false};
 
 void stand_still(int64_t count, void (*piece)(void* context, int64_t i), void* context) {
@@ -76,7 +76,7 @@ TEST(applied_beside_a_plan) {
   trainer.join();
   set_parallel_runner(nullptr, nullptr);
 
-  CHECK(engine->in_flight() == 1);  // the fourth
+  CHECK(engine->in_flight() == 1);  // only the fourth plan
   CHECK(engine->unapplied(nullptr).size() == 1);
   CHECK(engine->tables.stats().largest_batch == 8);
   fourth->release();
@@ -84,7 +84,7 @@ TEST(applied_beside_a_plan) {
   CHECK(engine->tables.pinned() == 0);
 }
 
-// Pins end with the later of the two events, whichever it is, and once.
+// The pins of a plan end once, when it is both applied and released, in either order.
 TEST(ends_before_or_after_it_is_applied) {
   for (const bool released_first : {false, true}) {
     const auto engine = new_engine();
@@ -104,7 +104,7 @@ TEST(ends_before_or_after_it_is_applied) {
   }
 }
 
-// Another thread is about to apply it.
+// A plan is not cancelled while another thread, which is about to apply it, has a handle of it.
 TEST(a_plan_that_is_kept_does_not_undo_itself) {
   const auto engine = new_engine();
   auto dropped = plan_of(engine.get(), {1, 2, 3});
@@ -117,7 +117,8 @@ TEST(a_plan_that_is_kept_does_not_undo_itself) {
   CHECK(engine->tables.stats().batches == 0);
 }
 
-// A plan may be applied while another thread requests all plans up to it; later plans are not returned.
+// A plan may be applied while another thread requests the unapplied plans up to it. Later plans are not
+// returned.
 TEST(applied_beside_a_question) {
   const auto engine = new_engine();
   for (int round = 0; round < 500; ++round) {

@@ -1,5 +1,5 @@
-// Random batches compared with the naive model: every array of every plan, the records in the cache, failures
-// that must leave no trace, removed and refused ids, reads, and calls on whole tables.
+// The planner, compared with the simple model in random batches: every array of every plan, the records in
+// the cache, failures that must change nothing, removed and refused ids, reads, and calls on whole tables.
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -41,14 +41,14 @@ GroupSpec group_spec(bool pooled, bool mean, BoundsCheck bounds) {
 
 GroupSpec with_defaults(GroupSpec spec) {
   for (TableSpec& table : spec.tables) {
-    table.default_row = true;  // index tables must ignore it
+    table.default_row = true;  // an index table must ignore this
     if (!table.hashed) continue;
     table.rules = Rules({{"count", {{"threshold", ModelTable::kThreshold}}}});
   }
   return spec;
 }
 
-// A device cache and the steps of a training loop over one engine and one model.
+// A training loop that uses an engine and a model: the device cache, and the steps of the loop.
 class Trainer {
  public:
   Trainer(const GroupSpec& spec, uint64_t seed)
@@ -105,7 +105,7 @@ class Trainer {
     while (in_flight.size() > random() % 4) finish();
   }
 
-  // Random ids of a table; batches in flight may use them.
+  // Removes random ids of a table, which batches in flight may use.
   void remove() {
     const int32_t t = static_cast<int32_t>(random() % model.tables.size());
     ModelTable& table = model.tables[t];
@@ -126,7 +126,7 @@ class Trainer {
     CHECK(engine->tables.remove(t, {ids.data(), count}) == known);
   }
 
-  void finish() {  // the oldest or the newest batch in flight
+  void finish() {  // releases the oldest or the newest batch in flight
     const bool newest = random() % 4 == 0;
     auto& done = newest ? in_flight.back() : in_flight.front();
     model.unpin(done.second);
@@ -210,7 +210,8 @@ class Trainer {
     CHECK(plan.pending_out.empty() && plan.pending_in.empty());
   }
 
-  // Each lookup's row is in its slot before the swap, or among the fetched rows.
+  // Checks that, before the swap, the row of each lookup is where `origins` says: in a slot or among the rows
+  // in.
   void check_origins(const PlanBuffers& plan) {
     CHECK((plan.origins != nullptr) == (plan.rows_in > 0));
     if (plan.origins == nullptr) return;
@@ -224,7 +225,7 @@ class Trainer {
     }
   }
 
-  // Each victim has the position of the row that is fetched into its slot.
+  // Checks that swap_out_places gives, for each row in, the index of the victim whose slot it gets.
   void check_places(const PlanBuffers& plan) {
     CHECK((plan.swap_out_places != nullptr) == (plan.rows_out > 0));
     int32_t out = 0;
@@ -251,8 +252,8 @@ class Trainer {
     hot += found;
   }
 
-  // [T] slot -> the values that the update reads for its lookups, in order. The order of a table's rows may
-  // depend on threads.
+  // [T] For each slot, the values that the update reads for its lookups, in order. The order of the rows of a
+  // table may depend on the number of threads, and is ignored.
   using Lookup = std::tuple<int32_t, int32_t, int32_t, int32_t, float>;
   using Segments = std::vector<std::map<int32_t, std::vector<Lookup>>>;
   static Segments segments(const std::vector<int32_t>& table_offsets, const int32_t* slots,
@@ -279,7 +280,7 @@ class Trainer {
     for (int64_t i = 0; i < plan.rows_out; ++i) {
       std::memcpy(&out[i * bytes_], &cache_[plan.swap_out_slots[i] * bytes_], static_cast<size_t>(bytes_));
     }
-    CHECK(plan.sources.empty());  // every write-back completes before the next plan
+    CHECK(plan.sources.empty());  // because every write-back is completed before the next plan
     engine->read_in(*handle, in.data());
     Engine::start_plans({handle});
     for (int64_t i = 0; i < plan.rows_in; ++i) {
@@ -363,7 +364,7 @@ void Trainer::check_reads(TestBatch batch) {
 
 constexpr int kRounds = 500;
 
-// Fewer under a slow sanitizer.
+// Returns the number of rounds, which is smaller under a slow sanitizer.
 int training_rounds() {
   const char* const rounds = std::getenv("REC_SDK_TEST_ROUNDS");
   return rounds != nullptr ? std::atoi(rounds) : full_tests() ? kRounds : kRounds / 4;
@@ -408,7 +409,7 @@ GroupSpec big_spec(bool defaults) {
   return defaults ? with_defaults(spec) : spec;
 }
 
-// Batches of many blocks, so that the map grows in the middle of a scan, also of a scan that then fails.
+// Plans batches so large that the id map grows in the middle of a scan, also of a scan that then fails.
 void big_batches(bool defaults) {
   Trainer trainer(big_spec(defaults), 11);
   const int rounds = training_rounds() == kRounds ? 24 : 8;
@@ -422,7 +423,7 @@ void big_batches(bool defaults) {
   CHECK((trainer.defaults > 100) == defaults);
 }
 
-// Parallel scans, in which several threads locate the lookups of one table.
+// Parallel scans in which several threads locate the lookups of the same table.
 THREADED_TEST(long_pieces) {
   Trainer trainer(big_spec(true), 17);
   for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// Every cache policy compared with a slow model that sums and sorts, `policy_model.h`.
+// Every cache policy, compared with the slow model in `policy_model.h`.
 #include "tests/engine/policy_model.h"
 
 namespace policy_model {
@@ -16,7 +16,7 @@ TEST(lru_policy) {
   CHECK_THROWS(rec_sdk::make_cache_policy("no_such", 0, 4), std::invalid_argument);
 }
 
-// Also when the batch counter wraps around.
+// Tables are cleared, also when the batch counter overflows.
 TEST(cleared_tables) {
   for (const uint32_t epoch : {0u, 0xFFFFFFFFu - 100}) {
     Cache cache("lru", recency, 4, 3, 40, epoch);
@@ -28,7 +28,7 @@ TEST(cleared_tables) {
   }
 }
 
-// Uses that are too far apart for a bin each.
+// The last uses of the rows are so far apart that several keys share a bin.
 TEST(uses_of_long_ago) {
   SlotUses uses(6, 0);
   const auto policy = rec_sdk::make_cache_policy("lru", 1, 5);
@@ -41,12 +41,12 @@ TEST(uses_of_long_ago) {
   CHECK((victims == std::vector<uint32_t>{4, 2, 3, 1}));
 }
 
-// Counts are halved.
+// The order of LFU, with counts that are halved regularly.
 class Frequency : public Order {
  public:
   explicit Frequency(int64_t slots) : slots_(slots) {}
   int64_t key(uint32_t slot, const Slot& use) const override {
-    int64_t step = 1;  // batches
+    int64_t step = 1;  // number of batches
     while (last_size_ * step * 2 * 8 <= slots_) step *= 2;
     return counts_.at(slot) * 64 - std::min<int64_t>(63, (batch_ - use.last_batch) / step);
   }
@@ -72,7 +72,7 @@ TEST(lfu_policy) {
   frequent_rows_stay("lfu");
 }
 
-// Uses decay. Scores are never rescaled here.
+// The order of LRFU: uses decay. Scores of this model are never rescaled.
 class Score : public Order {
  public:
   explicit Score(int64_t slots) : slots_(slots) {}
@@ -119,7 +119,7 @@ TEST(lrfu_policy) {
   frequent_rows_stay("lrfu");
 }
 
-// LRFU with announced batches.
+// The order of LRFU with announced batches.
 class LookAhead : public Score {
  public:
   LookAhead(int64_t slots, const Future& future) : Score(slots), future_(future) {}
@@ -150,11 +150,11 @@ TEST(only_so_many_batches_are_announced) {
     future.confirm();
   }
   CHECK_THROWS(future.begin(), std::runtime_error);
-  future.forget(tickets[3]);  // the oldest announcement is no longer needed
+  future.forget(tickets[3]);  // the oldest announcement ends
   CHECK_THROWS(future.begin(), std::runtime_error);
   for (const uint64_t ticket : tickets) future.forget(ticket);
   CHECK(!future.any() && future.distance(1) == FutureUses::kNever);
-  future.begin();  // not confirmed, because of an exception
+  future.begin();  // an announcement that an exception prevents from being confirmed
   future.add(2);
   CHECK(!future.any() && future.distance(2) == FutureUses::kNever);
 }

@@ -1,5 +1,5 @@
-// Every interleaving of small runs, and planted mistakes that must be found: docs/protocol.md.
-// Full tests explore more runs, which takes minutes.
+// Every interleaving of the threads and streams in small runs, and planted mistakes that must be found; see
+// docs/protocol.md. Full tests explore more runs, which takes minutes.
 #include <sys/prctl.h>
 
 #include <cctype>
@@ -33,8 +33,8 @@ struct StateHash {
   size_t operator()(const Hash::Value& value) const { return value.first; }
 };
 
-// Explores depth first. The path to a state is repeated from the start, since an engine cannot be copied. A
-// known state is not explored again.
+// Explores all interleavings of a scenario, depth first. An engine cannot be copied, so the path to a state
+// is repeated from the start. A state that was reached before is not explored again.
 class Explorer {
  public:
   explicit Explorer(const Scenario& scenario) : scenario_(scenario) {}
@@ -120,7 +120,8 @@ class Explorer {
   Found found_;
 };
 
-// Sequences of batches whose ids are numbered in order of first use: all others are permutations of these.
+// Adds all sequences of batches whose ids are numbered in the order of their first use. All other sequences
+// equal one of these up to renaming of ids.
 void sequences(size_t batches, size_t most_ids, int64_t ids, std::vector<Scenario>* all,
                std::vector<Scenario::Step> begun = {}, int64_t known = 0) {
   if (begun.size() == batches) {
@@ -141,9 +142,9 @@ void sequences(size_t batches, size_t most_ids, int64_t ids, std::vector<Scenari
   }
 }
 
-// "0 12A 1s 0d2": the ids of each batch are digits. A: the batch is abandoned before it starts, S: it is
-// skipped, F: it has no backward, s: all tables are saved before it, d2: its backward follows the backward of
-// two later batches.
+// Parses a scenario such as "0 12A 1s 0d2". Batches are separated by spaces, and digits are their ids. A: the
+// forward raises before the plan is started; S: the batch is never looked up; F: it has no backward; s: whole
+// tables are saved before it; d2: its backward runs after the backward of two later batches.
 Scenario scenario_of(const std::string& text) {
   Scenario scenario;
   scenario.batches.emplace_back();
@@ -181,7 +182,7 @@ constexpr bool kSlow = false;
 
 class Report {
  public:
-  // All results equal a run of one thread.
+  // Checks that the results of all interleavings equal the results of a run on one thread.
   void clean(const char* what, const std::vector<Scenario>& scenarios) {
     const auto begin = std::chrono::steady_clock::now();
     Found total;
@@ -206,7 +207,7 @@ class Report {
     for (Scenario& scenario : scenarios) scenario = variant_of(scenario, by_clocks, variant);
     clean(what, scenarios);
   }
-  // The mistake is found with both models of a device, and nothing is found without it.
+  // Checks that the mistake is found with both models of the device, and that nothing is found without it.
   void found(const char* what, Bug bug, const char* text, Variant variant = kPlain) {
     for (const bool by_clocks : {true, false}) {
       Scenario scenario = variant_of(scenario_of(text), by_clocks, variant);
@@ -287,7 +288,7 @@ void explore_all(Report* report) {
 }
 
 TEST(interleavings) {
-  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);  // otherwise each new engine would clear huge pages
+  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);  // otherwise each new engine would have to clear huge pages
   Report report;
   mistakes(&report);
   explore_few(&report);

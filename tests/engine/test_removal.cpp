@@ -1,5 +1,5 @@
-// Reuse of rows and slots: the pool of numbers; ids removed between plans that succeed, fail or are
-// cancelled; columns and memory; and rows that a load inserts.
+// The removal of ids and the reuse of their rows and slots: the pool of numbers, removals between plans that
+// succeed, fail or are cancelled, columns and memory, and rows that a load inserts.
 #include <algorithm>
 #include <memory>
 #include <set>
@@ -12,7 +12,7 @@
 namespace rec_sdk {
 namespace {
 
-// The pool compared with a stack; calls of take() undone in reverse order leave no trace.
+// The pool of numbers, compared with a stack. Undoing calls of take() in reverse order restores the pool.
 TEST(pool_of_numbers) {
   std::mt19937_64 random(1);
   NumberPool pool;
@@ -49,7 +49,7 @@ TEST(pool_of_numbers) {
     }
   }
   CHECK(bound > 20 && !free.empty());
-  // Numbers taken meanwhile stay taken; the others are returned, each once.
+  // Numbers that were taken in between stay taken. All other numbers are returned, each of them once.
   const int64_t before = pool.bound();
   std::vector<uint32_t> undone, kept;
   for (int k = 0; k < 40; ++k) undone.push_back(pool.take());
@@ -62,8 +62,8 @@ TEST(pool_of_numbers) {
   for (const uint32_t number : kept) CHECK(again.count(number) == 0);
 }
 
-// Failed and cancelled plans leave rows and their order unchanged, if nothing is removed or inserted between
-// a plan and its cancellation.
+// A failed or cancelled plan leaves rows and their order unchanged, if no id is removed or inserted between
+// the plan and its cancellation.
 THREADED_TEST(removals_and_plans) {
   Loop loop(one_table(true, 16, 60), 1);
   int cancelled = 0, failed = 0, refused = 0;
@@ -96,7 +96,7 @@ THREADED_TEST(removals_and_plans) {
       const std::vector<int64_t> others = loop.random_ids(2, 75);
       CHECK_THROWS(loop.remove(others), std::runtime_error);
       CHECK_THROWS(loop.engine->tables.insert(0, others), std::runtime_error);
-      if (loop.random() % 2 == 0) loop.engine->cancel(*plan);  // otherwise it is dropped
+      if (loop.random() % 2 == 0) loop.engine->cancel(*plan);  // otherwise the plan is dropped
       ++cancelled;
     } else if (plan != nullptr) {
       loop.add(ids);
@@ -120,7 +120,7 @@ THREADED_TEST(index_tables) {
   plan->release();
   plan = loop.plan(others);
   const std::vector<int64_t> left = {1};
-  CHECK_THROWS(loop.remove(left), std::runtime_error);  // cancelling the plan would restore it
+  CHECK_THROWS(loop.remove(left), std::runtime_error);  // because cancelling the plan would restore the id
   loop.run(others, *plan);
   plan->release();
   CHECK(loop.engine->saves.ids_with_records(0).size() == 11);
@@ -130,7 +130,7 @@ THREADED_TEST(index_tables) {
   loop.model.weights.erase(5);
   CHECK(loop.engine->saves.ids_with_records(0).size() == 9);
   plan = loop.plan({5});
-  CHECK((*plan)->rows_out == 0);  // a free slot is used
+  CHECK((*plan)->rows_out == 0);  // the plan uses a free slot
   loop.run({5}, *plan);
   plan->release();
   plan = loop.plan({1});
@@ -144,7 +144,7 @@ THREADED_TEST(pending_gradients_stay) {
   loop.engine->mark(*plan);
   plan->release();
   CHECK_THROWS(loop.remove({7, 1}), std::runtime_error);
-  plan = loop.plan({3});  // the victim is 1, with its sums
+  plan = loop.plan({3});  // the victim is row 1, which has sums
   loop.run({3}, *plan);
   plan->release();
   CHECK_THROWS(loop.remove({1}), std::runtime_error);
@@ -152,7 +152,8 @@ THREADED_TEST(pending_gradients_stay) {
   CHECK(loop.remove({7, 1, 3}) == 2);
 }
 
-// Memory is counted as rows are inserted and removed; the map shrinks, and rows and slots are reused.
+// The memory statistics are right after insertions and removals, the id map shrinks, and rows and slots are
+// reused.
 THREADED_TEST(memory_comes_back) {
   GroupSpec spec = one_table(true, 2000, 0);
   Loop loop(spec, 5);
@@ -210,7 +211,7 @@ THREADED_TEST(columns_of_rows) {
       }
       if (cancel) {
         for (const int64_t id : ids) {
-          if (hashed && expected.count(id) == 0) next.erase(id);  // the plan inserted it
+          if (hashed && expected.count(id) == 0) next.erase(id);  // the plan inserted the id
         }
         loop.engine->cancel(*plan);
       } else {
@@ -233,7 +234,7 @@ THREADED_TEST(columns_of_rows) {
         CHECK(values[r].version == wanted.version && values[r].score == 0);
       }
     }
-    // Rows written between batches count as changed after the latest batch.
+    // A row that is written between batches counts as changed after the latest batch.
     const int64_t row = 0;
     std::vector<char> record(static_cast<size_t>(loop.engine->layout().bytes));
     loop.engine->tables.write_rows(0, {&row, 1}, {&row, 1}, record.data());

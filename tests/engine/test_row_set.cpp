@@ -1,4 +1,4 @@
-// The set of a plan's victims, compared with std::set.
+// The set of a plan's victims (RowSet), compared with std::set.
 #include <random>
 #include <set>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr uint32_t kMostRow = 0xFFFFFFFD;  // in a table of 2^32 - 2 rows
+constexpr uint32_t kMostRow = 0xFFFFFFFD;  // the last row of a table of 2^32 - 2 rows
 
 struct Rows {
   std::vector<int32_t> offsets{0};
@@ -38,7 +38,7 @@ void check_set(const RowSet& set, const Rows& rows, std::mt19937* random) {
   }
 }
 
-// One set is reused, as by consecutive plans.
+// The same set is assigned several times, as for consecutive plans.
 TEST(random_tables) {
   std::mt19937 random(1);
   RowSet set;
@@ -46,7 +46,8 @@ TEST(random_tables) {
     Rows rows;
     const int tables = 1 + static_cast<int>(random() % 4);
     for (int t = 0; t < tables; ++t) {
-      // Tables without rows; steps of powers of two; the first row and the last.
+      // Some tables have no rows. Otherwise rows are multiples of a power of two, sometimes with the first
+      // and the last possible row.
       const uint32_t step = uint32_t{1} << random() % 26, count = random() % 8 == 0 ? 0 : random() % 60;
       std::set<uint32_t> table;
       for (uint32_t i = 0; i < count; ++i) table.insert(random() % 64 * step);

@@ -23,7 +23,8 @@ TEST(age_rule) {
   refuses("age", {});
 }
 
-// Admission by a count: all lookups of a batch count together, and an undone batch does not count.
+// Admission by count: all lookups of a batch are counted before any id is decided, and an undone batch does
+// not count.
 TEST(count_rule) {
   AdmissionCase one({{"count", {{"threshold", 3}}}});
   for (const bool dropped : {true, false}) {
@@ -34,7 +35,8 @@ TEST(count_rule) {
   CHECK((one.admitted({5, 9, 9, 8}) == std::vector<int64_t>{9, 9}));
   CHECK(one.admission->set_candidates({{70, {2, 0, 0, 0}}}));
   CHECK((one.admitted({70, 5}) == std::vector<int64_t>{70}));
-  // A batch during which the map grows, twice.
+  // The map of candidates grows during the batch of many ids. The next batch contains each of these ids
+  // twice.
   std::vector<int64_t> many, twice;
   for (int64_t id = 0; id < 5000; ++id) many.push_back(id * 977);
   CHECK(one.admitted(many).empty());
@@ -48,13 +50,14 @@ TEST(count_rule) {
   CHECK_THROWS(Rules({{"count", {{"threshold", 3}}}, {"count", {{"threshold", 4}}}}), std::invalid_argument);
 }
 
-// Eviction by batches without the id.
+// Eviction by idleness: the number of batches without the id.
 TEST(idle_rule) {
   const Rules rules({{"idle", {{"batches", 3}}}});
   CHECK(rules.columns().has(Column::kLastUse) && rules.evicts_at_intervals());
   const std::vector<Evictable> known = {{1, 0, 0, 2}, {2, 0, 0, 3}, {3, 0, 0, UINT32_MAX}};
   CHECK((chosen(rules, known) == std::vector<int64_t>{2, 3}));
-  // The reason is the first matching rule of the table in rules.cpp, in whatever order rules are passed.
+  // The reason is the first matching rule in the list of rules.cpp, independent of the order in which rules
+  // are passed.
   const Rules both({{"idle", {{"batches", 3}}}, {"age", {{"seconds", 1}}}});
   CHECK(both.evictions()[0]->reason() == EvictReason::kAge);
   std::vector<Evictable> old = {{1, 0, 0, 3}};
@@ -66,7 +69,7 @@ TEST(idle_rule) {
   refuses("idle", {{"batches", 3}, {"seconds", 3}});
 }
 
-// Eviction of rows that the caller marked.
+// Eviction by norm: of the rows that the caller has marked.
 TEST(norm_rule) {
   const Rules rules({{"norm", {{"least", 0.5}}}});
   CHECK(rules.columns().empty() && rules.evicts_by(EvictReason::kNorm));
@@ -76,14 +79,14 @@ TEST(norm_rule) {
   refuses("norm", {{"least", 0}});
 }
 
-// Admission by probability: one coin for each id and batch.
+// Admission by probability: one random number for each id and batch.
 TEST(probability_rule) {
   std::vector<int64_t> ids(4000);
   std::iota(ids.begin(), ids.end(), -2000);
   AdmissionCase half({{"probability", {{"probability", 0.5}}}}),
       other({{"probability", {{"probability", 0.5}}}}, "u");
   const std::vector<int64_t> dropped = half.admitted(ids, true);
-  CHECK(half.admitted(ids) == dropped);  // the same coins when it is planned again
+  CHECK(half.admitted(ids) == dropped);  // planning the batch again gives the same random numbers
   CHECK(dropped.size() > 1900 && dropped.size() < 2100);
   CHECK(half.admitted(ids) != dropped && other.admitted(ids) != dropped);
   CHECK((half.counts.size() > 1900 && half.counts[0] == 0 && half.admission->bytes() == 0));
@@ -94,7 +97,7 @@ TEST(probability_rule) {
   refuses("probability", {{"probability", 1.5}});
 }
 
-// A bound of rows, and of candidates.
+// Eviction by a bound on the number of rows, and of candidates.
 TEST(rows_rule) {
   const Rules rules({{"rows", {{"most", 8}}}});
   CHECK(rules.has_bound() && !rules.evicts_at_intervals());
@@ -104,16 +107,16 @@ TEST(rows_rule) {
   std::vector<Evictable> known;
   for (int64_t id = 0; id < 8; ++id) known.push_back({id, 5, 0, static_cast<uint32_t>(id)});
   CHECK(chosen(rules, known).empty());
-  known.push_back({8, 4, 0, 0});  // evicts down to 7 rows: the lowest scores, then the longest idle
+  known.push_back({8, 4, 0, 0});  // 7 rows are left; lowest scores are evicted first, then longest idle ids
   CHECK((chosen(rules, known) == std::vector<int64_t>{7, 8}));
-  known[8].held = true;  // in use: it counts, and stays
+  known[8].held = true;  // a row in use counts for the bound, and stays
   CHECK((chosen(rules, known) == std::vector<int64_t>{6, 7}));
-  known[7].reason = EvictReason::kIdle;  // already evicted by another rule
+  known[7].reason = EvictReason::kIdle;  // another rule evicts this row already
   CHECK(chosen(rules, known).empty());
   refuses("rows", {{"most", 0}});
 }
 
-// Scores of rows: the addition by a batch, and the decay of earlier ones.
+// Scores of rows: what a batch adds to a score, and how earlier scores decay.
 TEST(score_rule) {
   TableClock clock;
   clock.batches = 30;
@@ -135,22 +138,22 @@ TEST(score_rule) {
   refuses("score", {{"half_life", -1}});
 }
 
-// Eviction of a share of the rows, those with the lowest scores.
+// Eviction by score: of a share of the rows, which have the lowest scores.
 TEST(share_rule) {
   const auto share = [](double value) { return Rules({{"share", {{"share", value}}}, {"score", {}}}); };
   const std::vector<Evictable> known = {{5, 2, 0, 0}, {4, 1, 0, 0}, {3, 1, 0, 0}, {2, 9, 0, 0}, {1, 9, 0, 0}};
   CHECK((chosen(share(0.4), known) == std::vector<int64_t>{4, 3}));
-  CHECK((chosen(share(0.39), known) == std::vector<int64_t>{3}));  // of equal scores the lower id
+  CHECK((chosen(share(0.39), known) == std::vector<int64_t>{3}));  // for equal scores, the lower id
   CHECK((chosen(share(0.01), known) == std::vector<int64_t>{3}));  // at least one
   CHECK(chosen(share(1), known).size() == 5 && chosen(share(1), {}).empty());
-  // A row evicted by another rule counts for the share, and keeps its reason.
+  // A row that another rule evicts counts for the share, and keeps the reason of that rule.
   std::vector<Evictable> some = known;
   some[2].reason = EvictReason::kIdle;
   CHECK((chosen(share(0.4), some) == std::vector<int64_t>{4}));
   const Rules rules = share(0.4);
   const EvictionRule& rule = *rules.evictions()[0];
   CHECK(!rule.evicts_candidates() && !rule.takes_any_number() && rule.at_intervals());
-  refuses("share", {{"share", 0.4}});  // share needs scores
+  refuses("share", {{"share", 0.4}});  // the rule "share" needs scores
   CHECK_THROWS(share(0), std::invalid_argument);
   CHECK_THROWS(share(1.5), std::invalid_argument);
 }
@@ -167,7 +170,8 @@ TEST(showclick_rule) {
   refuses("showclick", {{"alpha", 1}});
 }
 
-// Admission by a sketch: never too late, undone exactly, halved when due.
+// Admission by a sketch: ids are never admitted too late, undoing is exact, and counts are halved when
+// necessary.
 TEST(sketch_rule) {
   AdmissionCase one({{"sketch", {{"threshold", 4}, {"bytes", 400}, {"halve_after", 40}}}});
   CHECK(one.admission->bytes() == 400 && !one.admission->counts_each());

@@ -1,4 +1,4 @@
-// Snapshot: the rows that are pending, and which of them plans move.
+// Snapshots: which rows are pending, and which of them plans are moving.
 #include <cstdint>
 #include <set>
 #include <vector>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kRows = 200;
 
-// The pending rows that do not move.
+// Returns the pending rows that no plan is moving.
 std::set<int64_t> still(const Snapshot& snapshot) {
   std::set<int64_t> rows;
   for (int64_t row = 0; row < kRows + 10; ++row) {
@@ -47,7 +47,7 @@ TEST(moving_rows_are_marked_once_for_their_plans) {
   CHECK(still(snapshot) == all_but({3, 7, 64, 199}));
   move({4}, {7, 3});
   CHECK(still(snapshot) == all_but({3, 7}));
-  move({5}, {7});  // the plan is applied, and its write-back is pending
+  move({5}, {7});  // this plan is applied, and its write-back is pending
   CHECK(still(snapshot) == all_but({7}));
   move({}, {});
   CHECK(still(snapshot) == all_but({}));

@@ -1,6 +1,7 @@
-// The threads of an embedding: one plans, one launches (applies, completes write-backs, trains, releases),
-// one reads, one lists, reads and writes whole tables; others drop plans. Locks are taken as by the
-// embedding: `planning`, then `launch`. Each thread runs a number of rounds.
+// Stress test with the threads of an embedding. One thread plans. Another applies plans, completes
+// write-backs, trains and releases. A third one reads batches, a fourth one lists, reads and writes whole
+// tables, and other threads drop plans. Threads take the locks `planning` and then `launch`, as the embedding
+// does. Each thread runs a number of rounds.
 #include <atomic>
 #include <chrono>
 #include <deque>
@@ -25,7 +26,7 @@ TestBatch random_batch(std::mt19937_64* random) {
   return batch_of(std::move(ids));
 }
 
-// Each row's weight identifies it: id + kIds * updates.
+// The weight of a row identifies it: id + kIds * number of updates.
 class Embedding {
  public:
   Embedding()
@@ -44,7 +45,7 @@ class Embedding {
       } catch (const CacheTooSmallError&) {
         continue;
       }
-      if (random() % 2 == 0) {  // missing rows, without a lock
+      if (random() % 2 == 0) {  // reads missing rows ahead, without a lock
         std::vector<char> ahead(static_cast<size_t>((*plan)->rows_in * bytes()));
         engine_->read_ahead(*plan, ahead.data());
       }
@@ -87,7 +88,7 @@ class Embedding {
     }
   }
 
-  void drop_plans() {  // without a lock of the embedding, like Python's garbage collector
+  void drop_plans() {  // takes no lock of the embedding, like Python's garbage collector
     while (!stop) {
       std::deque<std::unique_ptr<Plan>> dropped;
       {
@@ -120,7 +121,7 @@ class Embedding {
       }
       ++reads;
       std::this_thread::sleep_for(
-          std::chrono::microseconds(50));  // a mutex is not fair: let other threads take it
+          std::chrono::microseconds(50));  // lets other threads take the mutex, which is not fair
     }
   }
 
@@ -143,7 +144,7 @@ class Embedding {
     }
   }
 
-  // After the threads have ended nothing is in use, and each row has its value.
+  // Checks, after the threads have ended, that no slot is in use and each row has its expected weight.
   void finish() {
     queue_.clear();
     dropped_.clear();
@@ -274,7 +275,7 @@ class Embedding {
     const int64_t id = static_cast<int64_t>((*random)() % kIds);
     try {
       if (engine_->tables.remove(0, {&id, 1}) == 1) weights_.erase(id);
-    } catch (const std::runtime_error&) {  // in flight, or in the window
+    } catch (const std::runtime_error&) {  // a row is in flight, or has a sum in the window
     }
   }
 
@@ -283,7 +284,7 @@ class Embedding {
   std::mutex landing_, queue_mutex_, dropped_mutex_;
   std::deque<Batch> queue_;
   std::deque<std::unique_ptr<Plan>> dropped_;
-  // Under `launch_`.
+  // `launch_` protects the following members.
   std::vector<float> cache_, sums_;
   std::map<uint64_t, Leaving> leaving_;
   std::map<int64_t, float> weights_, open_;

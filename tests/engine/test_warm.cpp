@@ -1,4 +1,5 @@
-// Cache warming: the rows that are fetched without a batch, their slots, their order as victims, and errors.
+// Cache warming: which rows are fetched without a batch, their slots, the order in which they become victims,
+// and errors.
 #include <numeric>
 #include <stdexcept>
 
@@ -34,7 +35,7 @@ int64_t warm(Engine* engine, const std::vector<int64_t>& ids, const std::vector<
   return static_cast<int64_t>(those.size());
 }
 
-// Seven rows are fetched, which leaves one slot free; then new rows take the slots of the coldest rows.
+// Warming fetches seven rows, which leaves one slot free. New rows then take the slots of the coldest rows.
 TEST(the_coldest_leave_first) {
   for (const std::string& policy : cache_policy_names()) {
     const auto engine = with_rows(policy, true, 30);
@@ -62,15 +63,15 @@ TEST(heats_are_those_that_were_given) {
     CHECK(counts ? std::abs(heats[2] - 63) < 3 : heats[2] == 0);
     CHECK((last_batches == std::vector<uint32_t>{1, 1, 1}));
   }
-  CHECK(counting >= 3);  // lfu, lrfu and look_ahead
+  CHECK(counting >= 3);  // at least lfu, lrfu and look_ahead
 }
 
 TEST(what_is_refused) {
   const auto engine = with_rows("lru", true, 30);
   const auto plan = plan_of(engine.get(), {1, 2});
-  CHECK_THROWS(warm(engine.get(), {3}, {1}), std::runtime_error);  // it is not applied
+  CHECK_THROWS(warm(engine.get(), {3}, {1}), std::runtime_error);  // a plan is not applied
   swap_rows(engine.get(), *plan);
-  CHECK_THROWS(warm(engine.get(), {3}, {1}), std::runtime_error);  // it is in flight
+  CHECK_THROWS(warm(engine.get(), {3}, {1}), std::runtime_error);  // a batch is in flight
   plan->release();
   CHECK(warm(engine.get(), {1, 3, 2}, {1, 1, 1}) == 1);
   const std::vector<int64_t> ids = {4, 5};
@@ -88,7 +89,7 @@ TEST(what_is_refused) {
   CHECK_THROWS(warm(index.get(), {40}, {1}), std::out_of_range);
 }
 
-// A row whose accumulated gradients are outside the cache would lose them.
+// A row with sums outside the cache is not warmed, because it would lose them.
 TEST(rows_with_sums_elsewhere_stay) {
   const auto engine = with_rows("lru", true, 30);
   const int64_t row = 4;

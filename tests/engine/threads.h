@@ -1,4 +1,4 @@
-// A runner of pieces that has a thread for each, the last one first.
+// A parallel runner that starts one thread per piece, beginning with the last piece.
 #pragma once
 
 #include <thread>
