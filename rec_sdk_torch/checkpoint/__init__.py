@@ -1,4 +1,4 @@
-"""Modules for programs that read checkpoints: `manifest`, `folders`, `validation`, `errors`; and the command line."""
+"""Modules for programs that read checkpoints (`manifest`, `folders`, `validation`, `errors`), and the command line."""
 
 import sys
 
@@ -9,6 +9,6 @@ for _name, _module in {
     "folders": folders,
     "manifest": manifest,
     "validation": validation,
-    "contents": validation,  # its name until 0.2
+    "contents": validation,  # this name was used until version 0.2
 }.items():
     sys.modules[f"{__name__}.{_name}"] = _module

@@ -1,4 +1,4 @@
-"""All-to-all exchanges of one process group, with counters of messages and bytes."""
+"""All-to-all exchanges of one process group; they count messages and bytes."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Work(Protocol):
 class FlatAllToAll:
     """Flat all-to-all exchanges: each rank sends directly to each other rank.
 
-    All ranks must call its methods in one order.
+    All ranks must call the methods in the same order.
 
     Attributes:
         group: the process group of all W ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, stats: dict[str, int], size: int = 1) -> None:
-        """Creates the exchanges of a process group.
+        """Creates the all-to-all of a process group.
 
         Args:
             group: process group of W ranks.
-            stats: dict whose counters of messages, bytes within a machine and bytes between machines are increased.
+            stats: dict of counters; each exchange increases those named in `COUNTERS`.
             size: number of ranks on a machine.
         """
         self.group, self._stats = group, stats
@@ -57,7 +57,7 @@ class FlatAllToAll:
     ) -> Work:
         """Starts to send `send_counts[r]` elements to each rank r and to receive `receive_counts[r]` elements from it.
 
-        Without counts every rank sends and receives equal shares of the tensors.
+        Without counts, each tensor is divided into equal parts, one for every rank.
         """
         lengths = [len(sent) // self._ranks] * self._ranks if send_counts is None else send_counts
         own, here = lengths[self._rank], sum(lengths[self._machine])
@@ -74,7 +74,8 @@ class FlatAllToAll:
         """Starts to send row r of `sent`, int64 `[W, n]`, to rank r.
 
         Returns:
-            (the work; the rows of all ranks, `[W, n]`; the rows that this rank forwards, `[L, W / L, n]`, here None)
+            (the work; the received rows, `[W, n]`; None, where a hierarchical all-to-all returns the rows that this
+            rank forwards, `[L, W / L, n]`)
         """
         received = torch.empty_like(sent)
         return self.send(received, sent), received, None
@@ -90,20 +91,20 @@ class FlatAllToAll:
         received = sent.new_empty((sum(receive_counts), *sent.shape[1:]))
         return self.send(received, sent, receive_counts, send_counts), received
 
-    from_owners = to_owners  # a hierarchical all-to-all uses the reverse route for rows
+    from_owners = to_owners  # only a hierarchical all-to-all sends rows by another route
 
     def all_reduce_max(self, numbers: torch.Tensor) -> Work:
-        """Starts to replace each number by its maximum over all ranks."""
+        """Starts to replace each element of `numbers` by its maximum over all ranks, in place."""
         work: Work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self.group, async_op=True)
         return work
 
     def start_all_gather(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Work]:
-        """Returns the tensors of all ranks, `[W, ...]`, and the work that fills them."""
+        """Starts to gather a tensor from all ranks; returns the result, `[W, ...]`, and the work that fills it."""
         gathered = tensor.new_empty((self._ranks, *tensor.shape))
         return gathered, dist.all_gather(list(gathered.unbind()), tensor, group=self.group, async_op=True)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensors of all ranks, `[W, ...]`."""
+        """Gathers a tensor from all ranks; returns them stacked, `[W, ...]`."""
         gathered, work = self.start_all_gather(tensor)
         work.wait()
         return gathered

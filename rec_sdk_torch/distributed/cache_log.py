@@ -21,7 +21,7 @@ NORMS = {"grad_norm": 2.0, "grad_norm_inf": float("inf")}
 
 
 class ScalarWriter(Protocol):
-    """The interface of `torch.utils.tensorboard.SummaryWriter` that is used."""
+    """The part of `torch.utils.tensorboard.SummaryWriter`'s interface that `CacheLog` uses."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
@@ -29,18 +29,18 @@ class ScalarWriter(Protocol):
 class CacheLog:
     """Logger of cache metrics during training, until `remove()` is called.
 
-    An error of the writer, such as a full disk, does not stop the training: it is reported once as a warning, and later
-    scalars are still written.
+    If the writer raises an error, for example because the disk is full, training continues: the first error is reported
+    as a warning, and later scalars are still written.
 
     Scalars per collection: hit rate over distinct rows, bytes swapped, microseconds of planning and waiting per
     training forward, prefetch depth reached, bytes of memory. Scalars per table: hit rate, and rows fetched, spilled
-    and created per training forward. After `count_grad_norms()` of the collection, `grad_norm` and `grad_norm_inf` of
-    the last update before the forward are written for both, which makes the host wait for the device. In a sharded
-    collection they cover only the rows of this rank, because ranks may write at different times and must not wait for
-    each other; `grad_norm()` covers all ranks.
+    and created per training forward. If `count_grad_norms()` was called on the collection, the scalars `grad_norm` and
+    `grad_norm_inf` of its last update are written too, for the collection and for each table. Reading these norms makes
+    the host wait for the device. In a sharded collection, the norms cover only the rows of this rank, because ranks may
+    write at different times and must not wait for each other; `grad_norm()` covers all ranks.
 
-    Tags are `<collection>/<scalar>` and `<collection>/<table>/<scalar>`, where the collection has its name in the
-    module, or `cache` if it is the module itself.
+    Tags are `<collection>/<scalar>` and `<collection>/<table>/<scalar>`. The collection is named as in the module, or
+    `cache` if it is the module itself.
 
     Example:
         >>> import torch
@@ -121,7 +121,7 @@ class _CollectionLog:
                     self._write_scalar(name, scalar, norm)
 
     def _write_counts(self, collection: Collection, table: str | None, names: tuple[str, ...]) -> None:
-        """Writes counter increases since the last write, or since the counters were reset."""
+        """Writes the hit rate and the increase of each counter per forward, since the last write or counter reset."""
         now = collection.cache_stats(table)
         before = self._before.get(table, {})
         if now["batches"] < before.get("batches", 0):

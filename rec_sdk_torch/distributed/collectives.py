@@ -1,4 +1,4 @@
-"""The exchanges of the ranks that share tables, rank consistency checks, and errors that are raised on all ranks."""
+"""Communication between ranks that share tables: exchanges, consistency checks, and errors raised on all ranks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ COUNTERS = ("lookups", "unique_ids", "id_bytes", "row_bytes", "grad_bytes", "byt
 
 @dataclass
 class GroupState:
-    """State shared by all collections of a process group. Ranks must run their exchanges in one order.
+    """State shared by all collections of a process group. All ranks must start their exchanges in the same order.
 
     Attributes:
-        names: names of the collections, by number.
-        width: width of the count messages. All collections have the same, because messages of different widths would
-            end the process if ranks called collections in different orders.
-        gradients: running checksum of the gradient exchanges, in their order.
+        names: names of the collections; the index is the collection's number.
+        width: number of integers in a count message. All collections use the same width. Otherwise, if ranks called
+            collections in different orders, messages of different widths would crash the process.
+        gradients: running checksum of the gradient exchanges, which depends on their order.
     """
 
     names: list[str] = field(default_factory=list)
@@ -49,8 +49,9 @@ class StatusCheck(NamedTuple):
 
     Attributes:
         activity: description of what this rank does.
-        settings: settings that must be the same on all ranks; None for none.
-        status: int64 `[3]`: the flag, the checksum and the negated checksum; after the all-reduce their maxima.
+        settings: settings that must be the same on all ranks; None if none are compared.
+        status: int64 `[3]`: the flag, the checksum and the negated checksum. The all-reduce replaces each by its
+            maximum over all ranks.
         work: the all-reduce.
     """
 
@@ -65,14 +66,14 @@ class Exchange:
 
     Attributes:
         rank, world_size: this rank and the number of ranks.
-        device: the device of rows.
-        ids_all_to_all: exchanges of tensors in host memory.
-        rows_all_to_all: exchanges of tensors on `device`.
-        hierarchical: the groups of a hierarchical all-to-all; empty with a flat one.
-        stats: counters of this collection.
+        device: the device on which rows are exchanged.
+        ids_all_to_all: all-to-all of tensors in host memory.
+        rows_all_to_all: all-to-all of tensors on `device`.
+        hierarchical: the process groups of a hierarchical all-to-all; empty if the all-to-all is flat.
+        stats: this collection's counters of ids, bytes and messages.
         group_state: state shared with the other collections of the process group.
-        number: number of this collection in the process group.
-        batches: number of batches whose exchange has begun.
+        number: index of this collection in `group_state.names`.
+        batches: number of batches whose exchange has started.
     """
 
     ids_all_to_all: FlatAllToAll | HierarchicalAllToAll
@@ -84,7 +85,7 @@ class Exchange:
         Args:
             ids: process group for tensors in host memory.
             rows: process group for tensors on `device`.
-            device: the device of rows.
+            device: the device on which rows are exchanged.
         """
         self.device = device
         self.rank, self.world_size = dist.get_rank(ids), dist.get_world_size(ids)
@@ -107,7 +108,7 @@ class Exchange:
 
     def after_fork(self, parent: int) -> None:
         """Makes every exchange raise in a forked process, which has the rank's sockets but none of its threads."""
-        # Kept: the destructors of the parent's groups would wait for threads that a forked process does not have.
+        # The references stay, because the groups' destructors would wait for threads that a forked process lacks.
         self._parent_groups = self.ids_all_to_all, self.rows_all_to_all
         refusal = RaisingStub(
             f"process {os.getpid()} was forked from a rank, process {parent}, whose exchanges with other ranks it "
@@ -120,7 +121,7 @@ class Exchange:
         """Switches to hierarchical all-to-alls if there are several machines with several ranks each (collective).
 
         Raises:
-            ValueError: the ranks cannot be divided so; raised on all ranks.
+            ValueError: the ranks cannot be divided into machines of `local_size` ranks; raised on all ranks.
         """
         if local_size is None:
             return
@@ -138,7 +139,7 @@ class Exchange:
         self.rows_all_to_all = HierarchicalAllToAll(rows, self.stats, row_groups, id_groups)
 
     def wait(self, what: str, *works: Work) -> None:
-        """Waits for exchanges with other ranks; `what` names them in error messages.
+        """Waits for exchanges with other ranks; `what` names the exchanged data in error messages.
 
         Raises:
             RuntimeError: an exchange failed because a rank has exited or did not take part in time.
@@ -150,7 +151,7 @@ class Exchange:
             raise self.lost_rank_error(what, error) from error
 
     def lost_rank_error(self, what: str, error: RuntimeError) -> RuntimeError:
-        """Returns the error to raise when an exchange of `what` failed with torch's `error`."""
+        """Returns the error to raise if an exchange of `what` has failed with torch's `error`."""
         return lost_rank(what, self.rank, self.world_size, error)
 
     def gather(self, value: Any, what: str) -> list[Any]:
@@ -161,7 +162,7 @@ class Exchange:
         return gathered
 
     def gather_numbers(self, numbers: Sequence[float], what: str) -> list[list[float]]:
-        """Gathers `numbers` from every rank (collective); all ranks pass equally many. `what` names them in errors."""
+        """Gathers `numbers` from every rank (collective); each rank passes the same count. `what` is used in errors."""
         own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         with exchanging(what, self.ids):
             result: list[list[float]] = self.ids_all_to_all.all_gather(own).tolist()
@@ -194,7 +195,7 @@ class Exchange:
         names += [name] * (self.number + 1 - len(names))
 
     def describe_activity(self, number: int, batch: int, training: bool) -> str:
-        """Returns a description of the batch and the collection that a rank is at, for error messages."""
+        """Returns text for error messages: whether a rank trains or evaluates, which batch, and of which collection."""
         names = self.group_state.names
         name = names[number] if 0 <= number < len(names) else "something else"
         return f"{'trains' if training else 'evaluates'} batch {batch} of {name}"
@@ -202,7 +203,7 @@ class Exchange:
     def start_check(
         self, flag: bool, activity: str, *values: object, settings: RankSettings | None = None
     ) -> StatusCheck:
-        """Starts a status check of all ranks (collective): is the flag of any set, and do all of them do the same?
+        """Starts to check whether any rank's flag is set and whether all ranks do the same (collective).
 
         Args:
             flag: the flag of this rank.
@@ -211,15 +212,15 @@ class Exchange:
             settings: settings that must be the same on all ranks.
         """
         checksum = zlib.crc32(repr((activity, settings, *values)).encode())
-        # All ranks have the same checksum exactly if its maximum is its minimum, the negated maximum of its negation.
+        # All ranks have the same checksum exactly if its maximum equals its minimum. max(-checksum) is -min(checksum).
         status = torch.tensor([int(flag), checksum, -checksum], device="cpu")
         return StatusCheck(activity, settings, status, self.ids_all_to_all.all_reduce_max(status))
 
     def finish_check(self, check: StatusCheck) -> bool:
-        """Returns whether `flag` was set on any rank.
+        """Waits for a status check; returns whether `flag` was set on any rank.
 
         Raises:
-            RuntimeError, ValueError: ranks are at different places or have different settings; raised on all ranks.
+            RuntimeError, ValueError: ranks do different things or have different settings; raised on all ranks.
         """
         self.wait(f"whether all go on (this rank {check.activity})", check.work)
         flag, greatest, least = check.status.tolist()
@@ -246,14 +247,14 @@ class Exchange:
         self.finish_check(self.start_check(False, activity, settings=settings))
 
     def raise_difference(self, activity: str, settings: RankSettings | None) -> NoReturn:
-        """Raises an error that names what differs between ranks (collective). All of them have found that they differ.
+        """Raises an error that names what differs between ranks (collective). Called on all ranks after a failed check.
 
         Args:
             activity: description of what this rank does.
-            settings: settings of this rank; None where gradient exchanges were compared.
+            settings: settings of this rank; None if the check compared gradient exchanges instead.
         """
         gathered = self.gather((activity, settings), "where they are")
-        self.group_state.gradients = 0  # on all ranks, so that their checksums match again
+        self.group_state.gradients = 0  # all ranks reset it, so that their checksums match again
         if len({each for each, _ in gathered}) > 1:
             raise self.out_of_step_error([each for each, _ in gathered])
         if settings is None:
@@ -267,7 +268,7 @@ class Exchange:
         )
 
     def out_of_step_error(self, activities: Sequence[str]) -> RuntimeError:
-        """Returns the error for ranks at different exchanges; `activities` describes each rank's."""
+        """Returns the error for ranks that run different exchanges; `activities` describes what each rank does."""
         by_rank = describe_by_rank(activities, "{ranks} {value}")
         return RuntimeError(
             f"ranks are not in step: {by_rank}. All ranks have to call the same "
@@ -280,7 +281,7 @@ class Exchange:
         self._raise_first(self.gather(_pack_error(error), "errors"), error)
 
     def _raise_first(self, packed_errors: list[bytes | None], error: Exception | None) -> None:
-        """Raises the first of the packed errors of all ranks, if there is one; `error` is this rank's own."""
+        """Raises the error of the first rank that has one, if any; `error` is this rank's error, set as the cause."""
         for rank, packed in enumerate(packed_errors):
             if packed is not None:
                 raised: Exception = pickle.loads(packed)

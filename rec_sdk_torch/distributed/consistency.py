@@ -27,7 +27,7 @@ SHOWN = 5
 def collection_settings(
     collection: CachedCollection, placements: Sequence[Placement], path: str | None
 ) -> RankSettings:
-    """Returns the settings of a collection that determine how each rank lays out its rows and messages.
+    """Returns the settings of a collection that must be equal on all ranks, because they shape rows and messages.
 
     Args:
         collection: the collection that is being sharded.
@@ -50,7 +50,7 @@ def collection_settings(
 
 def _table_settings(table: TableConfig) -> dict[str, Any]:
     fields = _field_values(table)
-    fill = fields["init_fn"]  # two functions cannot be compared, only their names
+    fill = fields["init_fn"]  # functions of two processes can only be compared by name
     fields["init_fn"] = fill and getattr(fill, "__qualname__", type(fill).__name__)
     return fields | _field_values(fields.pop("lifecycle") or TableLifecycle())
 
@@ -64,15 +64,15 @@ def _as_text(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 class TrainingSettings:
-    """Settings that may change during training: options of optimizers, step counts, gradient checks."""
+    """Settings that may change during training but must be equal on all ranks, such as optimizer options and steps."""
 
     def __init__(self, embedding: TableBatchedEmbedding, drawn: Mapping[str, str], draws: bool) -> None:
         """Creates the settings of this rank's tables.
 
         Args:
             embedding: the rows of this rank.
-            drawn: checksums of the rows that all ranks draw themselves, by description.
-            draws: whether the first use of the tables draws such rows.
+            drawn: checksums of the initial rows that every rank draws by itself (replicated tables), by description.
+            draws: whether the first use of the tables draws rows of replicated tables.
         """
         self._embedding, self._drawn, self._draws = embedding, drawn, draws
         self._options: list[tuple[TableOptimizer, dict[str, Any]]] = []
@@ -80,10 +80,11 @@ class TrainingSettings:
         self._checksum = 0
 
     def checksum(self, training: bool) -> int:
-        """Returns a 32-bit checksum of the settings, equal on ranks with the same settings.
+        """Returns a 32-bit checksum of the settings; ranks with the same settings get the same checksum.
 
         Args:
-            training: False includes only changes to the pending gradients of replicated tables.
+            training: whether the rank trains. If False, the checksum covers only changes that users made to the pending
+                gradients of replicated tables.
         """
         layout, scaler, checksum = self._embedding.layout, self._embedding.guard.scaler, 0
         if training:
@@ -105,7 +106,7 @@ class TrainingSettings:
         return checksum
 
     def _backward_counts(self) -> dict[str, int]:
-        """Returns the numbers of backward passes in accumulation buffers and in pending gradients, by description."""
+        """Returns how many backward passes accumulation buffers and pending gradients contain, by description."""
         layout = self._embedding.layout
         open_windows = sorted((length, count) for length, count in layout.windows.items() if count)
         settings = {f"backward passes in the accumulation buffer of {length}": count for length, count in open_windows}
@@ -117,7 +118,7 @@ class TrainingSettings:
         optimizers = self._embedding.optimizers
         distinct = {id(optimizer): optimizer for optimizer in optimizers if optimizer is not None}.values()
         self._options = [(optimizer, dict(optimizer.options)) for optimizer in distinct]
-        # Immutable options that compare equal have not changed; others, such as tensors, are read again in every batch.
+        # Only immutable options can be compared with former ones. Others, such as tensors, are read in every batch.
         constant = None not in optimizers and all(each.has_constant_options() for each, _ in self._options)
         self._version = version if constant else None
         self._checksum = zlib.crc32(
@@ -138,7 +139,7 @@ class TrainingSettings:
         }
 
     def as_text(self) -> RankSettings:
-        """Returns the settings as text, to find the ones that differ."""
+        """Returns the settings as text, so that an error message can name the ones that differ."""
         settings = {"": _as_text(self._collection_settings() | self._backward_counts())}
         for table, optimizer in zip(self._embedding.tables, self._embedding.optimizers, strict=True):
             step = {} if optimizer is None else {"step": optimizer.step}
@@ -162,14 +163,14 @@ def _optimizer_settings(optimizer: TableOptimizer | None) -> dict[str, Any]:
     }
 
 
-# ---- ranks that differ
+# ---- differences between ranks
 
 
 def differences(of_ranks: Sequence[RankSettings]) -> list[str]:
     """Returns descriptions of the settings that differ between ranks.
 
-    Settings of tables are only compared if the collection's settings agree. Beyond `SHOWN` differences, only their
-    number is returned.
+    Settings of tables are only compared if the collection's settings agree. At most `SHOWN` differences are described;
+    the number of further ones follows.
     """
     result: list[str] = []
     for part in dict.fromkeys(part for settings in of_ranks for part in settings):
@@ -186,7 +187,7 @@ def differences(of_ranks: Sequence[RankSettings]) -> list[str]:
 
 
 def describe_by_rank(values: Sequence[str], form: str) -> str:
-    """Returns text that lists which ranks have which value.
+    """Returns text that lists each value with the ranks that have it.
 
     Args:
         values: the value of each rank.

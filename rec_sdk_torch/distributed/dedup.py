@@ -1,4 +1,4 @@
-"""Deduplication of a rank's batch: each id of a table once, ordered by the rank that owns it."""
+"""Deduplication of a rank's batch: its distinct ids of each table, ordered by owner rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .replicas import Replicas
 
 @dataclass(frozen=True)
 class ShardedTables:
-    """The tables of a sharded collection, and their placements.
+    """The tables of a sharded collection and their placements.
 
     Attributes:
         configs: configs of the whole tables.
@@ -37,28 +37,28 @@ class ShardedTables:
 
     @functools.cached_property
     def groups(self) -> list[list[int]]:
-        """Indices of the tables, grouped by embedding dim; rows of a group are exchanged in one tensor."""
+        """Indices of the tables, grouped by embedding dim; all rows of a group are exchanged in one tensor."""
         groups: dict[int, list[int]] = {}
         for index, config in enumerate(self.configs):
             groups.setdefault(config.embedding_dim, []).append(index)
         return list(groups.values())
 
     def features(self, table: int) -> range:
-        """Returns the features that look up a table."""
+        """Returns the indices of the features that look up a table."""
         begin = sum(config.num_features for config in self.configs[:table])
         return range(begin, begin + self.configs[table].num_features)
 
 
 class Deduplication:
-    """The engine's deduplication of the batches of one collection.
+    """Deduplicator of a collection's batches; the engine does the work.
 
     Attributes:
         groups: see `ShardedTables`.
-        row_bytes: int64 `[T]`, bytes of an exchanged row of each table.
-        words_per_id: int64 `[T]`, number of int32 words of signals that are sent with each id.
+        row_bytes: int64 `[T]`, bytes of one exchanged row, for each table.
+        words_per_id: int64 `[T]`, number of int32 words of id signals that are sent with each id, for each table.
         timestamped: int64, indices of the tables that evict ids by age.
         replicas: the replicated tables.
-        training_only: whether training batches send owner ranks something that other batches do not.
+        training_only: whether training batches send data to owner ranks that evaluation batches do not send.
     """
 
     def __init__(self, tables: ShardedTables, columns: Sequence[int], pooled: bool, rank: int) -> None:
@@ -76,7 +76,7 @@ class Deduplication:
         self.row_bytes = np.array([4 * config.embedding_dim for config in tables.configs])
         group_of = {table: group for group, own in enumerate(self.groups) for table in own}
         lifecycles = [config.lifecycle for config in tables.configs]
-        self._signal_kinds = [  # signals that are sent with ids, as bits of the engine's Deduplicator
+        self._signal_kinds = [  # bit masks, in the engine's encoding, of the signals sent with each id
             0
             if lifecycle is None
             else lifecycle.counts_shows + 2 * lifecycle.needs_clicks + 4 * ("timestamp" in lifecycle.columns())
@@ -102,12 +102,13 @@ class Deduplication:
 
         Args:
             batch: this rank's batch.
-            training: whether to collect id signals and to sort the lookups by row too. Without it, a backward pass
-                sorts.
+            training: whether to also collect id signals and sort the lookups by row. If False, a backward pass sorts
+                them later.
 
         Raises:
-            IndexError: an index table has no such id, and its bounds check is FATAL.
-            ValueError: offsets that do not fit; a training batch without clicks or timestamps that a table needs.
+            IndexError: an id is out of range of an index table, and the bounds check is FATAL.
+            ValueError: the offsets do not fit the ids, or a training batch lacks clicks or timestamps that a table
+                needs.
         """
         arrays = batch.values, batch.offsets, batch.feature_keys, batch.batch_size
         signals = batch.signals
@@ -124,7 +125,7 @@ class Deduplication:
         return UniqueBatch(batch, host_batch, sent_ids)
 
     def _repeat_replicated_ids(self, sent_ids: SentIds) -> SentIds:
-        """Returns the ids to send, where ids of replicated tables are repeated for every rank."""
+        """Repeats ids of replicated tables for every rank, and returns the ids to send."""
         counts, tables = sent_ids.counts, range(len(self.tables.configs))
         ids = sent_ids.ids[self.replicas.replication_indices(counts, tables)]
         signal_words = sent_ids.signal_words
@@ -151,10 +152,10 @@ class Deduplication:
         """Unpacks the id signals that all ranks sent with their ids.
 
         Args:
-            counts: int64 `[W, T]`, number of ids of each rank and table.
-            latest: int64 `[W, len(timestamped)]`, latest timestamp on each rank.
+            counts: int64 `[W, T]`, number of ids received from each rank for each table.
+            latest: int64 `[W, len(timestamped)]`, latest timestamp on each rank for each table in `timestamped`.
             ids: int64 `[n]`, the received ids.
-            signal_words: int32, the received signals of these ids.
+            signal_words: int32, the received signals of these ids, packed.
         """
         arrays = self._host.received_signals(counts, ids.numpy(), signal_words.numpy())
         keys = None
@@ -166,9 +167,9 @@ class Deduplication:
         return IdSignals(shows, clicks, stamps, keys)
 
     def _report_out_of_range(self, out_of_range: Sequence[tuple[int, int, int]]) -> None:
-        """Raises or warns for ids that are out of range; they are looked up as row 0.
+        """Raises an error or warns, depending on the bounds check, for ids out of range, which are looked up as row 0.
 
-        Only the rank whose batch contains them can report them.
+        Only the rank whose batch contains such ids can report them.
         """
         texts = [
             f"table {self.tables.configs[table].name!r}: {count} ids are out of range (such as {example})"
@@ -186,12 +187,12 @@ class Deduplication:
 
 @dataclass(frozen=True)
 class SentIds:
-    """The ids that are sent to each rank.
+    """The ids that this rank sends to each rank.
 
     Attributes:
         counts: int64 `[W, T]`, number of ids by owner rank and table.
         ids: int64, ordered by owner rank, then by table.
-        signal_words: int32, id signals that are sent with the ids.
+        signal_words: int32, the signals of these ids, packed.
     """
 
     counts: Int64Array
@@ -207,7 +208,7 @@ class UniqueBatch:
         batch: the batch, not deduplicated.
         host: the engine's result: `ids` int64 `[U]`, ordered by owner rank, then by table; `repeats` int32 `[U]`,
             lookups of each; `counts` int64 `[W, T]`, number of ids by owner rank and table; `signals` int32.
-        sent_ids: the ids that are sent, with repetitions for replicated tables.
+        sent_ids: the ids to send; in training, ids of replicated tables are repeated for every rank.
     """
 
     batch: Batch
@@ -216,15 +217,15 @@ class UniqueBatch:
 
 
 class Segments:
-    """The lookups of all tables of one embedding dim, on the device, in the form that the operators read.
+    """The lookups of all tables of one embedding dim, as device tensors that the operators take as arguments.
 
     Attributes:
         features: indices of the features, in the order of the lookups.
         lookups: number of lookups of each feature.
         rows: U, the number of received rows.
-        dim: D of the rows.
+        dim: D, the embedding dim of the rows.
         slots: int32 `[n]`, index of the received row of each lookup, ordered by feature.
-        source: int64 `[n]`, position of each lookup in the batch's values; None if they are all values in order.
+        source: int64 `[n]`, position of each lookup in the batch's values; None if the lookups are all values in order.
         offsets: int64 `[F * B + 1]`, offsets of the bags; None for sequences.
     """
 
@@ -246,7 +247,7 @@ class Segments:
     def update_arguments(self, weights: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Returns the lookups sorted by received row, as arguments of the update operators.
 
-        They are segment_offsets, grad_row, grad_source (None), grad_column, scale and hot_segments.
+        The arguments are segment_offsets, grad_row, grad_source (None), grad_column, scale and hot_segments.
         """
         borders, grad_row, grad_column, scale, positions, hot = self._upload_arrays(*self._host.segments(self._group))
         scale = None if scale is None else scale.view(torch.float32)
@@ -259,12 +260,12 @@ class Segments:
 
 
 class GroupConstants:
-    """Device tensors of the tables of one embedding dim that are the same for every batch.
+    """Tensors that describe the tables of one embedding dim and are the same for every batch.
 
     Attributes:
-        features: indices of the features.
-        dim: D of the rows.
-        columns: first output column of each feature, int64.
+        features: indices of the features that look up these tables.
+        dim: D, the embedding dim.
+        columns: first column of each feature in the pooled output, int64.
         means: whether each feature is pooled by the mean, bool.
     """
 

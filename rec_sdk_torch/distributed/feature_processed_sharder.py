@@ -1,4 +1,4 @@
-"""Sharder of TorchRec's FeatureProcessedEmbeddingBagCollection around collections of this package."""
+"""Sharder of TorchRec's FeatureProcessedEmbeddingBagCollection that contains a collection of this package."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .sharder import TableSharder
 
 
 class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
-    """Sharder of the collection inside; the feature processors are trained as dense parameters.
+    """Sharder that shards the collection inside the module; the feature processors are trained as dense parameters.
 
-    Around one of TorchRec's collections it behaves as TorchRec's sharder. Planners request sharding types and kernels
-    after the parameters of a module; the methods rely on that order.
+    If the collection inside is one of TorchRec's, this sharder behaves as TorchRec's. For each module, a planner calls
+    `shardable_parameters` before `sharding_types` and `compute_kernels`; these two methods rely on that order.
     """
 
     def __init__(self, sharders: list[TableSharder]) -> None:
-        """Creates a sharder that uses the one of `sharders` for the class of the collection inside."""
+        """Creates a sharder that delegates to the element of `sharders` for the class of the collection inside."""
         super().__init__()
         self._sharders = {sharder.module_type: sharder for sharder in sharders}
         self._planned: TableSharder | None = None
@@ -34,13 +34,13 @@ class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
         return self._planned.shardable_parameters(module._embedding_bag_collection)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """Returns the sharding types of the collection that `shardable_parameters` saw last."""
+        """Returns the sharding types of the collection in the module last passed to `shardable_parameters`."""
         sharder: Any = super() if self._planned is None else self._planned
         types: list[str] = sharder.sharding_types(compute_device_type)
         return types
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Returns the compute kernels of the collection that `shardable_parameters` saw last."""
+        """Returns the compute kernels of the collection in the module last passed to `shardable_parameters`."""
         sharder: Any = super() if self._planned is None else self._planned
         kernels: list[str] = sharder.compute_kernels(sharding_type, compute_device_type)
         return kernels
@@ -53,7 +53,7 @@ class FeatureProcessedSharder(FeatureProcessedEmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> Any:
-        """Replaces the collection inside `module` by a sharded one, if it is of this package, and returns `module`.
+        """Returns `module`; if the collection inside is one of this package's, it is replaced by a sharded collection.
 
         Raises the errors of the sharder of the collection inside.
         """

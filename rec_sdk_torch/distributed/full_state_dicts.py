@@ -1,4 +1,4 @@
-"""Whole tables in the full state dicts of torch.distributed.checkpoint."""
+"""Whole tables in the full state dicts of torch.distributed.checkpoint: gathers their rows from all ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .collectives import Exchange
 from .gathering import as_bytes, rows_of_ranks
 
 _on_all_ranks: ContextVar[bool | None] = ContextVar("_on_all_ranks", default=None)
-"""Full state dicts that are being created: True on all ranks, False on rank 0; None if each rank has its own rows."""
+"""Whether whole tables are gathered on all ranks (True) or on rank 0 (False); None if state dicts are not full."""
 
 
 @contextlib.contextmanager
 def full_state_dicts(on_all_ranks: bool = True) -> Iterator[None]:
-    """Makes state dicts contain whole tables, on all ranks or only on rank 0, and loads expect whole tables."""
+    """Makes state dicts within the context contain whole tables, on all ranks or on rank 0; loads then expect these."""
     token = _on_all_ranks.set(on_all_ranks)
     try:
         yield
@@ -36,7 +36,9 @@ def has_whole_tables() -> bool:
 def gather_whole_table(
     table: str, ids: torch.Tensor, weight: torch.Tensor, exchange: Exchange
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns ids and weights of all ranks in ascending order of ids, empty on ranks that do not get them (collective).
+    """Returns the ids and weights of all ranks in ascending order of ids (collective).
+
+    If `full_state_dicts` was entered for rank 0 only, the tensors are empty on other ranks.
 
     Args:
         table: the table's name.

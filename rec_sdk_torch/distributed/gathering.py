@@ -1,4 +1,4 @@
-"""Gathering of the rows of sharded tables into one state dict, an extension of TorchRec's `state_dict_gather`."""
+"""Gathers the rows of sharded tables into one state dict; extends TorchRec's `state_dict_gather`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Rest = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 
 
 def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
-    """Fills `dst` on rank 0 with the rows that all ranks have in `src` (collective).
+    """Fills `dst` on rank 0 with the rows in the `src` of all ranks (collective).
 
-    Row i of a weight `[n, D]` in `dst` is the row of id i in the sharded table. Ids of a hash table that no rank has
-    get zeros, with a warning. Keys without ids are gathered by TorchRec.
+    Row i of a weight `[n, D]` in `dst` is the row of id i in the sharded table. Rows of `dst`
+    whose id no rank has are filled with zeros, with a warning. Keys without ids are gathered by TorchRec.
 
     Args:
         src: state dict of this rank, of a sharded model or converted by TorchRec's `state_dict_to_device`.
@@ -28,8 +28,8 @@ def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
             on the meta device.
 
     Raises:
-        ValueError: ids without a row in the weight, a weight of another shape, or tables of this package in `dst`. All
-            ranks raise it, and nothing was written.
+        ValueError: an id has no row in the weight of `dst`, the weight has another shape, or `dst` has tables of this
+            package. All ranks raise the error, and nothing was written.
 
     Example:
         >>> import torch
@@ -42,11 +42,11 @@ def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
     """
     from torchrec.inference import state_dict_transform
 
-    state_dict_transform.state_dict_gather(src, dst)  # which calls `gather`
+    state_dict_transform.state_dict_gather(src, dst)  # TorchRec's function is patched to call `gather`
 
 
 def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
-    """Gathers the rows of tables as `state_dict_gather` does; calls `rest` for the keys without ids."""
+    """Gathers the rows of keys with ids as `state_dict_gather` describes; calls `rest` for all other keys."""
     own = {key for key in dst if f"{key.removesuffix('.weight')}.ids" in src and key.endswith(".weight")}
     own |= {key for key in dst if key.endswith(".ids") and f"{key.removesuffix('.ids')}.weight" in src}
     world = dist.group.WORLD if own and dist.is_initialized() else None
@@ -70,7 +70,7 @@ def gather(src: Mapping[str, Any], dst: Mapping[str, Any], rest: Rest) -> None:
 
 
 def _find_problem(key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> str:
-    """Returns why rows of this rank do not fit into the target; "" if all of them fit."""
+    """Returns the reason why rows of this rank do not fit into `target`, "" if all of them fit."""
     if key.endswith(".ids"):
         return "the target has tables of this package, whose rows a Saver brings over: Saver().save, then load there"
     if target.dim() != 2 or target.shape[1] != weight.shape[1]:
@@ -87,7 +87,7 @@ def _find_problem(key: str, ids: torch.Tensor, weight: torch.Tensor, target: tor
 def _gather_rows(
     key: str, ids: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, counts: list[int], group: Any
 ) -> None:
-    """Writes the rows of all ranks into the target of rank 0."""
+    """Writes the rows of all ranks into `target` on rank 0."""
     parts = rows_of_ranks(ids, weight, counts, group)
     if group is not None and dist.get_rank(group) > 0:
         next(parts, None)
@@ -107,7 +107,7 @@ def _gather_rows(
 def rows_of_ranks(
     ids: torch.Tensor, weight: torch.Tensor, counts: Sequence[int], group: dist.ProcessGroup | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields ids and weights of each rank on rank 0; other ranks send theirs and yield nothing (collective).
+    """Yields the ids and weights of each rank on rank 0; other ranks send their rows and yield nothing (collective).
 
     Args:
         ids: ids of this rank's rows.
@@ -131,5 +131,5 @@ def rows_of_ranks(
 
 
 def as_bytes(part: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor as bytes in host memory, because gloo does not support every data type."""
+    """Returns a tensor's bytes in host memory, as uint8; gloo does not support every data type."""
     return part.detach().cpu().contiguous().view(torch.uint8)

@@ -1,9 +1,10 @@
 """Hierarchical (two-level) all-to-all exchanges: within machines, then between machines.
 
-W ranks are on machines of L ranks each: rank r has the local rank r % L on machine r // L. A block for another rank is
-first sent to the rank of the own machine with the destination's local rank. That rank forwards it to the other machine,
-in one message with the blocks of all ranks of its machine. Rows travel back over the same ranks. So a rank sends L - 1
-and W / L - 1 messages instead of W - 1.
+W ranks are on machines of L ranks each: rank r has the local rank r % L on machine r // L. A block of data
+for another rank is first sent within the sender's machine, to the rank with the destination's local rank. That rank
+forwards the block to the destination's machine, in one message with the blocks of all ranks of its own machine. Rows
+travel back over the same ranks. So a rank sends L - 1 messages within its machine and W / L - 1 to other machines,
+instead of W - 1 in total.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from .all_to_all import FlatAllToAll, Relayed, Work
 
 @dataclass(eq=False)
 class HierarchicalGroups:
-    """The two process groups of this rank for one use, and the exchanges whose second level has not started.
+    """The two process groups of this rank for one use (ids or rows), and the exchanges that are between both levels.
 
     Attributes:
         size: L, the number of ranks on a machine.
         machines: M, the number of machines.
         within: the process group of this rank's machine.
-        between: the process group of the ranks with this local rank, one on each machine.
-        pending: exchanges whose second level has not started, in the order in which it will start.
+        between: the process group of the ranks that have this rank's local rank, one on each machine.
+        pending: exchanges whose second level has not started, in the order in which their second levels will start.
     """
 
     size: int
@@ -41,14 +42,12 @@ class HierarchicalGroups:
     pending: deque[TwoStageWork] = field(default_factory=deque)
 
     def poll(self) -> None:
-        """Starts the second level of the exchanges whose first level has completed."""
+        """Starts second levels of pending exchanges, in order, up to the first whose first level has not completed."""
         while self.pending and self.pending[0].first.is_completed():
             self.pending.popleft().start_second()
 
     def start_all(self) -> None:
-        """Starts the second level of all exchanges, so that other ranks do not have to wait until this rank reads its
-        results.
-        """
+        """Starts the second level of all pending exchanges, so that other ranks need not wait for a later call."""
         while self.pending:
             self.pending.popleft().start_second()
 
@@ -59,13 +58,13 @@ _known_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int]
 
 
 def hierarchical_groups(group: dist.ProcessGroup, use: str, size: int) -> HierarchicalGroups:
-    """Returns the process groups of both levels for a `use` of `group`, with its backend (collective).
+    """Returns the process groups of both levels for one `use` of `group` (collective).
 
-    They are created once for each use.
+    The groups have the backend of `group` and are created at the first call for each use and size.
 
     Args:
         group: process group of W ranks.
-        use: name of the use.
+        use: name of the use, such as "ids".
         size: L, a divisor of W.
 
     Raises:
@@ -87,10 +86,10 @@ def hierarchical_groups(group: dist.ProcessGroup, use: str, size: int) -> Hierar
 
 
 def _new_group(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.ProcessGroup:
-    """Creates a process group of each part of `group`; returns the one that contains this rank."""
+    """Creates a process group for each part of `group`, and returns the process group that contains this rank."""
     timeout, backend, whole = timeout_of(group), dist.get_backend_config(group), spans_world(group)
     own: dist.ProcessGroup | None = None
-    for part in parts:  # torch names groups by number, so ranks of the world group create all of them
+    for part in parts:  # torch numbers groups of the world, so every rank has to create all of them
         if whole or dist.get_rank() in part:
             made = dist.new_group(part, timeout, backend, use_local_synchronization=not whole)
             own = made if dist.get_rank() in part else own
@@ -108,15 +107,15 @@ class HierarchicalAllToAll:
         groups: HierarchicalGroups,
         ids_groups: HierarchicalGroups,
     ) -> None:
-        """Creates the exchanges of a process group.
+        """Creates the all-to-all of a process group.
 
         Args:
             group: process group of all ranks.
             stats: see `FlatAllToAll`.
-            groups: the groups of both levels, shared by all collections of `group`.
-            ids_groups: the groups for ids. Their second levels may start at any time, because ids use `within` only in
-                the first level and `between` only in the second. Rows and gradients use both groups in both directions,
-                so their second levels must start in one order on all ranks.
+            groups: the process groups of both levels, shared by all collections of `group`.
+            ids_groups: the process groups for ids. Second levels of ids may start at any time, because ids use `within`
+                only in the first level and `between` only in the second. Rows and gradients use either group first,
+                so their second levels must start in the same order on all ranks.
         """
         self.group, self.groups, self.ids_groups = group, groups, ids_groups
         self._within, self._between = (
@@ -178,11 +177,11 @@ class HierarchicalAllToAll:
         return self._start(first, second, end), received
 
     def all_reduce_max(self, numbers: torch.Tensor) -> Work:
-        """Starts to replace each number by its maximum over all ranks."""
+        """Starts to replace each element of `numbers` by its maximum over all ranks, in place."""
         return self._start(self._within.all_reduce_max(numbers), lambda: self._between.all_reduce_max(numbers))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the tensors of all ranks, `[W, ...]`."""
+        """Gathers a tensor from all ranks; returns them stacked, `[W, ...]`."""
         machine, first = self._within.start_all_gather(tensor)
         gathered_by_machine: list[torch.Tensor] = []
 
@@ -195,19 +194,20 @@ class HierarchicalAllToAll:
         return gathered_by_machine[0].flatten(0, 1)
 
     def _start(self, first: Work, second: Callable[[], Work], end: Callable[[], None] | None = None) -> TwoStageWork:
-        self.ids_groups.poll()  # exchanges of ids proceed without a thread of their own, whenever another one starts
+        self.ids_groups.poll()  # exchanges of ids have no thread; each new exchange moves them on
         staged = TwoStageWork(self, first, second, end)
         self.groups.pending.append(staged)
         return staged
 
     def _by_machine(self, counts: list[int]) -> Int64Array:
-        """Returns counts of each rank as int64 `[W / L, L]`."""
+        """Returns the counts of the W ranks as int64 `[W / L, L]`, by machine and local rank."""
         return np.array(counts, np.int64).reshape(self.groups.machines, self.groups.size)
 
 
 class TwoStageWork:
-    """An exchange whose second level starts after its first has completed and after the second levels of earlier
-    exchanges.
+    """An exchange in two levels.
+
+    The second level starts after the first has completed and after the second levels of earlier exchanges have started.
 
     Attributes:
         first: the work of the first level.
@@ -219,10 +219,10 @@ class TwoStageWork:
         """Creates the work of an exchange whose first level has started.
 
         Args:
-            all_to_all: the exchanges that this one belongs to.
+            all_to_all: the hierarchical all-to-all that runs this exchange.
             first: the work of the first level.
-            second: function that starts the second level.
-            end: function to call after the second level; None for nothing.
+            second: function that starts the second level and returns its work.
+            end: function that is called after the second level; None for none.
         """
         self.first = first
         self._all_to_all, self._start, self._end = all_to_all, second, end
@@ -230,7 +230,7 @@ class TwoStageWork:
         self._error: RuntimeError | None = None
 
     def start_second(self) -> None:
-        """Waits for the first level and starts the second; `wait` raises the error if one of them fails."""
+        """Waits for the first level and starts the second; if this fails, `wait` raises the error."""
         try:
             self.first.wait()
             self._second = self._start()
@@ -238,7 +238,7 @@ class TwoStageWork:
             self._error = error
 
     def is_completed(self) -> bool:
-        """Returns whether the second level has completed."""
+        """Returns whether the second level has completed or an error occurred."""
         return self._error is not None or (self._second is not None and self._second.is_completed())
 
     def wait(self) -> None:
@@ -259,12 +259,12 @@ class TwoStageWork:
 
 
 def _blocks(tensor: torch.Tensor, lengths: Int64Array) -> list[torch.Tensor]:
-    """Splits a tensor into blocks by the rows of `lengths`, `[n, m]`, and returns them ordered by its columns."""
+    """Splits a tensor into blocks of `lengths`, `[n, m]` in row order, and returns the blocks in column order."""
     parts = tensor.split(lengths.ravel().tolist())
     rows, columns = lengths.shape
     return [parts[columns * row + column] for column in range(columns) for row in range(rows)]
 
 
 def _transposed(tensor: torch.Tensor, lengths: Int64Array) -> torch.Tensor:
-    """Returns the blocks of `_blocks`, concatenated."""
+    """Returns the tensor with its blocks reordered from row order to column order of `lengths`; see `_blocks`."""
     return torch.cat(_blocks(tensor, lengths))

@@ -41,11 +41,11 @@ from .replicas import checksum, table_checksums
 
 
 class ShardHandle(TableHandle):
-    """A table's handle on one rank. In its state dict are the rows that the rank owns, in ascending order of ids.
+    """Parameter handle of a table's shard on one rank; its state dict has the rank's rows in ascending order of ids.
 
     The keys are `ids` and `weight`. Ids are ids of the whole table. The shard of an index table contains all rows that
-    the rank owns, the shard of a hash table only those that were looked up. In a full state dict (`StateDictOptions`),
-    tables are complete, as in an unsharded collection.
+    the rank owns; the shard of a hash table contains only those that were looked up. A full state dict
+    (`StateDictOptions`) contains whole tables, as in an unsharded collection.
     """
 
     sharded = True
@@ -58,10 +58,10 @@ class ShardHandle(TableHandle):
 
         Args:
             rows: ids of the rank's rows of an index table; None for a hash table.
-            exchange: the exchanges with the ranks that own the other rows; None if each rank has all rows.
+            exchange: the exchanges with the ranks that own the other rows; None if every rank has all rows.
         """
         self._all_rows, self._exchange, self.weight.ranks = rows, exchange, exchange
-        if rows is not None:  # torchrec.distributed.shard compares buffer names, and the unsharded index table has none
+        if rows is not None:  # torchrec.distributed.shard compares buffers, and an unsharded index table has no `ids`
             ids = self.ids
             del self.ids
             self.ids = ids
@@ -85,13 +85,13 @@ class ShardHandle(TableHandle):
 def _draw_index_tables(
     index_tables: Mapping[str, tuple[TableConfig, Placement]], drawn_here: dict[str, str], layout: Layout
 ) -> None:
-    """Draws the rows of index tables with an `init_fn`.
+    """Draws the initial rows of index tables that have an `init_fn`.
 
     Each rank draws the whole table, as a single process would, and keeps the rows that it owns.
 
     Args:
         index_tables: config of the whole table and its placement, by table name.
-        drawn_here: receives checksums of the drawn rows of replicated tables.
+        drawn_here: receives checksums of the drawn rows of replicated tables, by description.
     """
     for table, placement in index_tables.values():
         if table.init_fn is not None:
@@ -105,12 +105,13 @@ def _draw_index_tables(
 class LocalShard(CachedCollection):
     """The rows of all tables of a collection that one rank owns.
 
-    Each table has one feature for each rank that sends ids. All tables are hash tables here, because ids are not row
-    numbers of the shard; initial weights depend on the id alone.
+    Each table has one feature for each rank that sends ids. All tables are hash tables here, because an id is not
+    its row's number in the shard. Unless a table has an `init_fn`, an id's initial weights are the same on whichever
+    rank owns it.
 
     Attributes:
         exchange: the exchanges with the other ranks.
-        settings: the settings that ranks compare.
+        settings: the training settings that ranks compare.
     """
 
     def __init__(self, unsharded: CachedCollection, tables: ShardedTables, exchange: Exchange) -> None:
@@ -138,7 +139,7 @@ class LocalShard(CachedCollection):
             name: functools.partial(placement.local_ids, table.num_embeddings)
             for name, (table, placement) in index_tables.items()
         }
-        drawn: dict[str, str] = {}  # checksums of replicated tables, after their `init_fn` has filled them
+        drawn: dict[str, str] = {}  # checksums of replicated tables, once their `init_fn` has drawn the rows
         draws = any(place.replicated and table.init_fn is not None for table, place in index_tables.values())
         embedding.layout.fill = functools.partial(_draw_index_tables, index_tables, drawn)
         embedding.guard.peers = exchange
@@ -153,10 +154,10 @@ class LocalShard(CachedCollection):
         for table, placement in pairs:
             rows = None if table.hashed else placement.local_ids(table.num_embeddings)
             handles[table.name].set_shard(rows, None if placement.replicated else exchange)
-        # Ids are received by rank, then table; the features of the embedding are ordered by table, then rank.
+        # Received ids are ordered by rank, then table; the embedding's features are ordered by table, then rank.
         keys = np.arange(len(pairs))[:, None] + len(pairs) * np.arange(world_size)
         self._keys = keys.ravel()
-        # Rows are looked up in order of table, then rank. Rows of one dim are sent in order of rank, then table.
+        # Looked-up rows are ordered by table, then rank. Rows of one dim are sent ordered by rank, then table.
         self._send_orders = [
             [world_size * table + rank for rank in range(world_size) for table in group] for group in tables.groups
         ]
@@ -174,7 +175,7 @@ class LocalShard(CachedCollection):
         return handle
 
     def _copy_rows(self, source: TableBatchedEmbedding, placements: Sequence[Placement], exchange: Exchange) -> None:
-        """Copies rows of the unsharded collection that were trained or loaded before; each rank copies those it owns.
+        """Copies the rows that this rank owns from the unsharded collection, if that was used or loaded before.
 
         Raises:
             ValueError: the rows of a replicated table differ between ranks.
@@ -191,7 +192,7 @@ class LocalShard(CachedCollection):
         layout = self.embedding.layout
         draw, layout.fill = layout.fill, lambda layout: None
         try:
-            _ = layout.groups  # builds the tables without drawing rows, which the source's rows would replace
+            _ = layout.groups  # builds the tables without drawing initial rows, which would be overwritten
         finally:
             layout.fill = draw
         for table, placement in zip(source.tables, placements, strict=True):
@@ -204,7 +205,7 @@ class LocalShard(CachedCollection):
     def prefetch_received(
         self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None, depth: int | None
     ) -> Prefetched:
-        """Prefetches a batch of received ids, which `look_up` will look up."""
+        """Prefetches a batch of received ids, so that a later `look_up` finds its rows in the cache."""
         prefetched = Prefetched(values, offsets, 1, self._keys, False, source=values, signals=signals, depth=depth)
         self.embedding.queue.add(prefetched)
         return prefetched
@@ -214,7 +215,7 @@ class LocalShard(CachedCollection):
 
         Args:
             values, offsets: ids and their offsets, int64 `[n]` and `[W * T + 1]`.
-            signals: id signals from the sending ranks.
+            signals: id signals from the sending ranks; None if there are none.
 
         Returns:
             For each embedding dim, the rows of its tables, float32 `[n, D]`, in the order of the ids.
@@ -227,21 +228,22 @@ class LocalShard(CachedCollection):
     def select_local_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Reduces a state dict to the rows that this rank owns, in place.
 
-        Tables without ids in the state dict have the rows of the ids from 0 on. Such tables, and tables of a full state
-        dict, have the rows of all ranks. Ids beyond an index table's size are left out, with a warning.
+        If a table has no ids in the state dict, row i is the row of id i. Such tables, and all tables of a full state
+        dict, have the rows of all ranks; only this rank's rows are kept. Ids beyond an index table's size are dropped,
+        with a warning.
 
         Returns:
-            Descriptions of tables with ids that other ranks own; such a state dict must not be loaded.
+            Problems: a description of each table that has ids of other ranks. Such a state dict must not be loaded.
         """
         problems, full, exchange = [], has_whole_tables(), self.exchange
         for config, placement in zip(self._tables.configs, self._tables.placements, strict=True):
             own = f"{prefix}{self.handles_name}.{config.name}."
             weight = state_dict.get(f"{own}weight")
             if full and not config.hashed and not len(state_dict.get(f"{own}ids", ())):
-                state_dict.pop(f"{own}ids", None)  # added by torch from the handle's empty buffer
+                state_dict.pop(f"{own}ids", None)  # torch added these empty ids from the handle's buffer
             ids, complete = state_dict.get(f"{own}ids", row_numbers(weight)), f"{own}ids" not in state_dict
             if not (isinstance(ids, torch.Tensor) and isinstance(weight, torch.Tensor) and len(weight) == len(ids)):
-                continue  # loading the table will raise the error
+                continue  # `load_state_dict` will raise the error
             ids = ids.cpu()
             owned = torch.from_numpy(placement.owns(ids.numpy()))
             chosen = owned if complete or full else torch.ones_like(owned)

@@ -1,4 +1,4 @@
-"""Output distribution: expands received rows to a collection's outputs, and sums the gradients of each row."""
+"""Output distribution: turns received rows into a collection's outputs, and sums the gradients of each row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .dedup import Segments
 def _sum_gradients(
     grad: torch.Tensor, segments: Segments, update_arguments: tuple[torch.Tensor | None, ...]
 ) -> torch.Tensor:
-    """Returns the gradient sums of the received rows, float32 `[U, D]`, summed as a table's update sums them."""
+    """Sums the gradients of each received row with the operator `accumulate_rows`; returns float32 `[U, D]`."""
     rows, dim = segments.rows, segments.dim
     sums = grad.new_zeros((rows, 2 * dim))
     if rows:
@@ -25,7 +25,7 @@ def _sum_gradients(
 class RepeatRows(torch.autograd.Function):
     """Autograd function that repeats received rows for the lookups of each feature.
 
-    The outputs, float32 `[n, D]`, are views of one tensor.
+    The outputs, float32 `[n, D]` for each feature, are views of one tensor.
     """
 
     @staticmethod
@@ -41,9 +41,9 @@ class RepeatRows(torch.autograd.Function):
 
 
 class PoolBags(torch.autograd.Function):
-    """Autograd function that pools received rows, float32 `[B, total]`.
+    """Autograd function that pools received rows; the output is float32 `[B, total]`.
 
-    It calls the operator that pools unsharded tables, so outputs have the same bits.
+    It calls the operator that also pools unsharded tables, so that outputs are bit-identical to theirs.
     """
 
     @staticmethod

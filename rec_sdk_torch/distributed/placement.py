@@ -1,4 +1,4 @@
-"""Placements of sharded tables: which rank owns an id."""
+"""Placements of sharded tables: rules for which rank owns each id."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..tbe import Home, Int64Array, TableConfig
 
 
 class Placement(abc.ABC):
-    """The placement of one table: which rank owns each of its ids.
+    """The placement of one table: the rule for which rank owns each of its ids.
 
     Attributes:
-        share: fraction of the table that this rank owns, 0 to 1.
-        owner_rule: arguments of the engine's `owner_ranks`: the owner rank, or a negative number for a rule, and the
-            size of a block.
+        share: fraction of the table's ids that this rank owns, 0 to 1.
+        owner_rule: arguments of the engine's `owner_ranks`: the rank that owns all ids, or a negative number for a
+            row-wise rule; and the block size of that rule.
         name: description of the placement, which must be the same on all ranks.
         replicated: whether every rank owns all ids; `owner_rule` is then this rank.
     """
@@ -48,7 +48,7 @@ class Placement(abc.ABC):
 
     @abc.abstractmethod
     def local_bound(self, bound: int) -> int:
-        """Returns this rank's part of a bound on the rows of the whole table, at least 1."""
+        """Returns this rank's part, at least 1, of a limit on the number of rows of the whole table."""
 
     def max_rows(self, num_embeddings: int) -> int:
         """Returns the maximum number of rows that this rank owns of a table of `num_embeddings` rows.
@@ -70,7 +70,7 @@ class RowWise(Placement):
     name = ShardingType.ROW_WISE.value
 
     def __init__(self, rank: int, world_size: int, home: Home = Home.MODULO, num_embeddings: int = 1) -> None:
-        """Creates the placement of a table with `num_embeddings` rows and the ownership rule `home`."""
+        """Creates the placement on this `rank` of a table with `num_embeddings` rows and the ownership rule `home`."""
         self._rank, self._world_size, self._home = rank, world_size, home
         self.share = 1 / world_size
         self._block = math.ceil(num_embeddings / world_size)
@@ -112,7 +112,7 @@ class TableWise(Placement):
 
 
 class Replicated(TableWise):
-    """Data-parallel placement: every rank has the whole table, and updates it with the gradients of all ranks."""
+    """Data-parallel placement: every rank has the whole table and updates it with the gradients of all ranks."""
 
     replicated = True
 
@@ -128,7 +128,8 @@ def placements_of(tables: Sequence[TableConfig], plan: Any, rank: int, world_siz
     """Returns the placement of each table in a sharding plan.
 
     Raises:
-        ValueError: the plan lacks a table or has others, or a table has another sharding type or no such rank.
+        ValueError: the plan lacks a table, has an unknown one, or gives a table an unsupported sharding type or a rank
+            that does not exist.
     """
     names = {table.name for table in tables}
     missing, unknown = sorted(names - set(plan)), sorted(set(plan) - names)

@@ -33,18 +33,19 @@ def prefetch(
 ) -> Iterator[T]:
     """Yields the batches in order; while one is trained, the next `depth` are planned and their missing rows fetched.
 
-    Every collection in `module` does so in a thread of its own. Outputs, weights and optimizer states are the same as
-    without prefetching. Skipping a batch or abandoning the iterator has no effect on the tables. With sharded
+    Every collection in `module` plans and fetches in a thread of its own. Outputs, weights and optimizer states are the
+    same as without prefetching. Skipping a batch or abandoning the iterator has no effect on the tables. With sharded
     collections, the iterators of all ranks end when the first rank has no more batches.
 
     Args:
-        batches: read up to `depth` batches ahead, in the caller's thread. Its errors are raised after the batches
-            before.
+        batches: iterable of batches, read up to `depth` batches ahead in the caller's thread. If it raises an error,
+            the batches read before are yielded first.
         module: a collection, or a model that contains some.
-        depth: 0 to 12; 0 prefetches nothing. The device cache must hold the rows of depth + 1 batches, otherwise fewer
-            are planned ahead.
-        features: returns the KeyedJaggedTensor of a batch that the collections will look up, or a dict with one for
-            each collection by its name in `module`. By default the batch itself or its only field that is one.
+        depth: number of batches to plan ahead, 0 to 12; 0 prefetches nothing. If the device cache cannot hold the rows
+            of depth + 1 batches, fewer are planned ahead.
+        features: function that returns, for a batch, the KeyedJaggedTensor that the collections will look up, or a
+            dict with one for each collection by its name in `module`. By default, the batch itself if it is a
+            KeyedJaggedTensor, else its only field that is one.
 
     Raises:
         ValueError: `depth` is out of range; `module` has no collection; `features` names a collection that does not
@@ -116,7 +117,7 @@ def find_features(batch: object) -> KeyedJaggedTensor:
     """Returns the batch itself if it is a KeyedJaggedTensor, else its only field that is one.
 
     Raises:
-        TypeError: no field is one, or several are.
+        TypeError: no field is a KeyedJaggedTensor, or several are.
     """
     if isinstance(batch, KeyedJaggedTensor):
         return batch
@@ -156,7 +157,7 @@ class PrefetchedBatch:
 
         Args:
             collections: all collections.
-            before: the previous batch, whose collections are used; None for all collections.
+            before: the previous batch; only the collections that looked it up are used. None uses all collections.
         """
         started = cls(collections, {}, 0)
         named = {name: collections[name] for name in before._features} if before is not None else collections
@@ -164,14 +165,14 @@ class PrefetchedBatch:
         return started
 
     def is_past_end(self) -> bool:
-        """Returns whether some rank has no such batch; with sharded collections, blocks until all ranks take part."""
+        """Returns whether some rank's data ended before this batch; blocks for all ranks if collections are sharded."""
         batches = [prefetched for _, prefetched in self._entries if isinstance(prefetched, ShardedBatch)]
-        # `any` would stop at the first, but every rank must exchange all of them.
+        # `any` over a generator would stop early, but every rank must take part in the exchange of every batch.
         past_end = [each.is_past_end() for each in batches]
         return any(past_end)
 
     def add_source(self, features: Features) -> None:
-        """Registers `features` as another tensor of the same batch, such as its copy on a device."""
+        """Registers `features` as the same batch in another tensor, such as a copy on a device."""
         copies = _features_by_collection(dict(self._features), features)
         for (_, prefetched), name in zip(self._entries, self._features, strict=True):
             if name in copies:
@@ -193,7 +194,7 @@ def _features_by_collection(collections: Mapping[str, Any], features: Features) 
     unknown = sorted(set(features) - set(collections))
     if unknown:
         raise ValueError(f"features= names collections {unknown} that are not there, only {sorted(collections)}")
-    return {name: features[name] for name in collections if name in features}  # same order on all ranks
+    return {name: features[name] for name in collections if name in features}  # this order is the same on all ranks
 
 
 def _sharded_collections(collections: Mapping[str, Collection]) -> list[ShardedCollection]:
@@ -201,7 +202,7 @@ def _sharded_collections(collections: Mapping[str, Collection]) -> list[ShardedC
 
 
 def _limited_to_all_ranks(batches: Iterable[T], collections: Mapping[str, Collection]) -> Iterator[T]:
-    """Yields batches while every rank has one; the ranks compare this before each batch."""
+    """Yields batches as long as every rank has one; before each batch, all ranks exchange whether they do."""
     sharded = _sharded_collections(collections)
     if not sharded:
         yield from batches
@@ -221,16 +222,17 @@ def iterate_ahead(
     collections: Mapping[str, Collection],
     drain: bool = True,
 ) -> Iterator[U]:
-    """Yields the result of `start` for each batch; it is called up to `depth` batches ahead.
+    """Yields the result of `start` for each batch; `start` is called up to `depth` batches ahead.
 
     With sharded collections, all ranks end after the same number of batches.
 
     Args:
-        batches: the batches. Errors of it and of `start` are raised after the batches before.
+        batches: iterable of batches. If it or `start` raises an error, the results of earlier batches are yielded
+            first.
         depth: number of batches to start ahead, 0 or more.
-        start: returns, for a batch, the value to yield and the prefetched batch or None.
+        start: function that returns, for a batch, the value to yield, and the prefetched batch or None.
         collections: the collections that look the batches up.
-        drain: False ends at the last batch that is read, without yielding the batches read before it.
+        drain: whether to yield the batches that are still queued when `batches` ends. If False, they are discarded.
     """
     for each in _sharded_collections(collections)[:1]:
         settings = {"batches ahead": str(depth), "execute_all_batches": str(drain)}

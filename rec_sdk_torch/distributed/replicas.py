@@ -1,4 +1,4 @@
-"""Replicated tables, which every rank has completely: training batches send their ids and gradients to all ranks."""
+"""Replicated (data-parallel) tables: every rank has all rows, and training sends ids and gradients to all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .placement import Placement
 
 
 def check_replicas(tables: Sequence[TableConfig], placements: Sequence[Placement]) -> None:
-    """Raises an error for replicated tables whose rows would differ between ranks.
+    """Raises an error if the initial rows of a replicated table would differ between ranks.
 
     Raises:
         ValueError: a replicated hash table has an `init_fn`.
@@ -33,7 +33,7 @@ def check_replicas(tables: Sequence[TableConfig], placements: Sequence[Placement
 
 
 def table_checksums(view: TableView) -> dict[str, str]:
-    """Returns checksums of a table's ids and of each part of its rows."""
+    """Returns checksums of a table's ids and of each part of its rows, by part name, as hexadecimal text."""
     sums: dict[str, int] = {}
     for chunk in view.chunks(kept=True):
         for name, tensor in {"ids": chunk.ids, **chunk.parts}.items():
@@ -42,7 +42,7 @@ def table_checksums(view: TableView) -> dict[str, str]:
 
 
 def checksum(tensor: torch.Tensor, start: int = 0) -> int:
-    """Returns a 32-bit checksum of a tensor in host memory, continued from the checksum `start`."""
+    """Returns a 32-bit checksum of a host tensor; `start` is the checksum of the data before it."""
     return zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().tobytes(), start)
 
 
@@ -54,7 +54,8 @@ class Route:
         rows_to, rows_from: number of rows to and from each rank; int `[W]`.
         grads_to, grads_from: number of gradients to and from each rank; int `[W]`.
         sent_rows: int64, indices of the local rows to send; None: all, in order.
-        grad_rows: int64, index of the received row of each gradient, by destination rank; None: all, in order.
+        grad_rows: int64, for each gradient to send, ordered by destination rank, the index of the received row that it
+            belongs to; None: all, in order.
         relayed, grads_relayed: numbers of rows and gradients that this rank forwards in a hierarchical all-to-all.
     """
 
@@ -69,9 +70,9 @@ class Route:
 
 
 class Replicas:
-    """The replicated tables of a collection, from the view of one rank.
+    """The replicated tables of a collection, and the additional exchanges that they require from this rank.
 
-    Without it, this rank sends ids of such a table only to itself, since it has the rows.
+    Without replication, this rank would send ids of such a table only to itself, because it owns all rows.
 
     Attributes:
         any: whether there are replicated tables.
@@ -82,18 +83,18 @@ class Replicas:
         self._rank, self.any = rank, bool(self._tables.any())
 
     def counts_for_all(self, counts: Int64Array) -> Int64Array:
-        """Returns the number of ids to send to each rank, int64 `[W, T]`: ids of replicated tables go to all ranks.
+        """Returns how many ids to send to each rank, int64 `[W, T]`, if ids of replicated tables are sent to all ranks.
 
-        `counts` are the numbers without replication, int64 `[W, T]`.
+        `counts`, int64 `[W, T]`, are the numbers of ids by owner rank.
         """
         return np.where(self._tables, counts[self._rank], counts)
 
     def replication_indices(self, counts: Int64Array, tables: Sequence[int]) -> Int64Array:
-        """Returns indices that repeat the elements of replicated tables for every rank, int64 `[n]`.
+        """Returns indices into an array, int64 `[n]`, that repeat the elements of replicated tables for every rank.
 
         Args:
-            counts: int64 `[W, T]`, number of elements for each rank and table in the array to index.
-            tables: indices of the tables in the array, which is ordered by rank, then by table.
+            counts: int64 `[W, T]`, number of the array's elements for each rank and table.
+            tables: indices of the tables in the array, whose elements are ordered by rank, then by table.
         """
         own = counts[:, tables]
         begins: Int64Array = np.reshape(np.cumsum(own) - own.ravel(), own.shape)
@@ -116,7 +117,7 @@ class Replicas:
         Rows of replicated tables are not sent to other ranks, but their gradients are sent to all ranks.
 
         Args:
-            base: route if there were no replicated tables.
+            base: the route that is right without replicated tables.
             sent: int64 `[W, T]`, number of distinct ids of this rank by owner rank.
             received: int64 `[W, T]`, number of received ids by sending rank.
             relayed: int64 `[L, W / L, T]`, number of ids that this rank forwarded; None with a flat all-to-all.
@@ -128,7 +129,7 @@ class Replicas:
             return base
         needed = np.broadcast_to(
             ~replicated, received_counts.shape
-        ).copy()  # whether each rank needs the rows of each table
+        ).copy()  # True where a rank must be sent the rows of a table
         needed[self._rank] = True
         sent_rows = np.flatnonzero(np.repeat(needed.ravel(), received_counts.ravel()))
         rows_to = np.where(replicated, 0, received_counts)

@@ -40,7 +40,7 @@ from .sharded_batch import HEADER, ShardedBatch, StageAwaitable
 
 
 class OutputAwaitable(LazyAwaitable[Any]):
-    """TorchRec awaitable for the output of a batch whose rows are being received."""
+    """TorchRec awaitable for the output of a batch; its rows may still be on the way from other ranks."""
 
     def __init__(
         self, module: ShardedCollection, ctx: ShardedBatch, rows: list[torch.Tensor], works: list[Work]
@@ -63,10 +63,11 @@ class ShardedCollection(
     ShardedEmbeddingModule[Any, Any, Any, ShardedBatch],
     FusedOptimizerModule,
 ):
-    """A collection whose rows are owned by many ranks, with the inputs and outputs of the unsharded collection.
+    """A collection whose rows are divided among ranks; inputs and outputs are the same as in the unsharded collection.
 
-    Methods for tables access only the rows of this rank. All ranks must call `freeze`, `thaw`, `count_grad_norms` and,
-    without `local`, `grad_norm`; they should all call `reset_parameters` and `set_clocks`.
+    Methods that read or write tables access only the rows of this rank. All ranks must call `freeze`, `thaw` and
+    `count_grad_norms`, and also `grad_norm` unless `local` is True. All ranks should call `reset_parameters` and
+    `set_clocks`.
 
     Attributes:
         local_shard: the rows that this rank owns.
@@ -80,9 +81,10 @@ class ShardedCollection(
         """Creates the sharded collection from an unsharded one.
 
         Args:
-            unsharded: the unsharded collection. Its rows and optimizers are taken over; it must not be used afterwards.
+            unsharded: the unsharded collection, whose rows and optimizers are moved to the sharded one; it must not be
+                used afterwards.
             placements: placement of each table.
-            exchange: the exchanges with the ranks that have the same collection, which is registered there.
+            exchange: the exchanges with the ranks that have the same collection; it is already registered there.
         """
         super().__init__()
         self.exchange = exchange
@@ -117,11 +119,11 @@ class ShardedCollection(
     # ---- a batch
 
     def prefetch(self, features: Any, *args: Any, depth: int | None = None, **kwargs: Any) -> Any:
-        """Starts to exchange the ids of a later batch, and plans it when they have arrived.
+        """Starts to exchange the ids of a later batch; the batch is planned once the ids have been received.
 
         All ranks must call it for the same batches and run their forwards in the same order. `depth` is described at
         `CachedCollection.prefetch`. TorchRec's pipelines also call a method of this name, with the result of
-        `input_dist`; nothing is done then.
+        `input_dist`; such a call does nothing.
         """
         if not isinstance(features, KeyedJaggedTensor):
             return None
@@ -134,7 +136,7 @@ class ShardedCollection(
         return ctx
 
     def prefetch_end_of_data(self) -> ShardedBatch:
-        """Takes the place of `prefetch` on a rank without further batches; no rank trains this batch then."""
+        """Replaces the call of `prefetch` on a rank without further batches; then no rank trains this batch."""
         return self._start_exchange(None)
 
     def _start_exchange(self, features: KeyedJaggedTensor | None, depth: int | None = None) -> ShardedBatch:
@@ -146,7 +148,7 @@ class ShardedCollection(
         return ctx
 
     def forget(self, ctx: ShardedBatch) -> None:
-        """Discards a prefetched batch: its forward has run or will not run."""
+        """Discards a prefetched batch whose forward has run or will not run."""
         if ctx in self._pending:
             self._pending.remove(ctx)
             ctx.discard()
@@ -155,7 +157,7 @@ class ShardedCollection(
     def forward(self, features: KeyedJaggedTensor) -> LazyAwaitable[Any]:
         """Looks up a batch; returns an awaitable that receives the rows when its output is first used."""
         if isinstance(features, KeyedJaggedTensor):
-            check_batch(features.values())  # before any exchange, which a tracer would record or break
+            check_batch(features.values())  # must precede any exchange, which a tracer would record or break
         ctx = self._take_prefetched_dropping_earlier(features) if self._pending else None
         if ctx is None:
             ctx = self.create_context()
@@ -169,7 +171,7 @@ class ShardedCollection(
         return result
 
     def _take_prefetched_dropping_earlier(self, features: KeyedJaggedTensor) -> ShardedBatch | None:
-        """Removes a prefetched batch, and those before it, from the pending batches; None if there is no such batch.
+        """Returns a prefetched batch and removes it and all earlier ones from the pending batches; None if not found.
 
         A batch whose exchange began in another mode (training or evaluation) is exchanged again.
         """
@@ -181,7 +183,8 @@ class ShardedCollection(
                 skipped.discard()
             self._pending = self._pending[index + 1 :]
         elif matching:
-            # The mode has changed since the prefetch. The check fails if it has not on all ranks, which would hang.
+            # The mode has changed since the prefetch. If it has not changed on all ranks, this check raises an error
+            # instead of letting the exchange hang.
             _, other = matching[0]
             other.trains = trains
             other.start_check()
@@ -193,7 +196,7 @@ class ShardedCollection(
         return ShardedBatch(self.local_shard, self._deduplication)
 
     def input_dist(self, ctx: ShardedBatch, features: KeyedJaggedTensor) -> Awaitable[Awaitable[ShardedBatch]]:
-        """Starts the exchange of a batch. Waiting for it raises errors on all ranks."""
+        """Starts the exchange of a batch. Waiting for the result raises the error of any rank on all ranks."""
         self._send_counts(ctx, features)
         return StageAwaitable(ctx.send_ids, StageAwaitable(ctx.receive_ids, ctx))
 
@@ -228,7 +231,7 @@ class ShardedCollection(
         return batch if self._padding_ids is None else self._padding_ids.remove_from(batch)
 
     def compute(self, ctx: ShardedBatch, dist_input: object) -> list[torch.Tensor]:
-        """Looks up the rows that the ranks requested; returns zeros if that fails: `output_dist` raises the error."""
+        """Looks up the rows that ranks requested; if this fails, returns zeros, and a later stage raises the error."""
         training_only = self._deduplication.training_only
         ctx.trains = bool(self.training) and torch.is_grad_enabled()
         try:
@@ -244,11 +247,11 @@ class ShardedCollection(
         return [torch.zeros(shape, dtype=torch.float32, device=self.exchange.device) for shape in shapes]
 
     def output_dist(self, ctx: ShardedBatch, output: list[torch.Tensor]) -> LazyAwaitable[Any]:
-        """Starts to send the looked-up rows; returns an awaitable of the output."""
+        """Starts to send the looked-up rows, and returns an awaitable of the output."""
         return OutputAwaitable(self, ctx, *ctx.send_rows(output))
 
     def make_output(self, ctx: ShardedBatch, rows: list[torch.Tensor]) -> Any:
-        """Returns the output of the unsharded collection, from the received rows of each distinct id."""
+        """Builds the output, as the unsharded collection returns it, from the received rows of each distinct id."""
         bags, unique = ctx.bags, ctx.unique
         assert bags is not None
         assert unique is not None
@@ -278,9 +281,9 @@ class ShardedCollection(
     def exchange_stats(self) -> dict[str, int]:
         """Returns exact counters of the exchanges of this rank's batches, since the collection was sharded.
 
-        `lookups` and `unique_ids` (distinct ids of each table and batch) count ids. `id_bytes`, `row_bytes` and
-        `grad_bytes` are bytes to and from other ranks; `bytes_with_duplicates` is what these three would add up to
-        without deduplication. `messages` counts the messages that this rank sent, including forwarded ones with
+        `lookups` counts ids, and `unique_ids` counts distinct ids of each table and batch. `id_bytes`, `row_bytes` and
+        `grad_bytes` are bytes exchanged with other ranks; `bytes_with_duplicates` is what the sum of these three would
+        be without deduplication. `messages` counts the messages that this rank sent, including forwarded ones with
         `local_size`; `bytes_within` and `bytes_between` are their bytes within its machine and between machines.
         Without `local_size`, each rank counts as a machine.
         """
@@ -297,7 +300,7 @@ class ShardedCollection(
         return self.local_shard.fused_optimizer
 
     def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
-        self.embedding.layout.config(table)  # raises for an unknown name
+        self.embedding.layout.config(table)  # raises an error for an unknown table
         check_evicted_rows(table, rows)
         owned = torch.from_numpy(self.owns(table, rows.ids.detach().cpu().numpy()))
         return super().put_back(table, rows[owned], overwrite=overwrite)

@@ -28,28 +28,28 @@ HEADER = 4
 
 
 class RanksEndedError(Exception):
-    """Error of a batch that some rank does not have, because its data ended earlier."""
+    """Error for a batch that some rank does not have, because the data of that rank ended earlier."""
 
 
 class ShardedBatch(Multistreamable):
     """One batch of a sharded collection, exchanged with the other ranks in stages.
 
-    TorchRec's pipelines carry it as the context of the batch. All ranks call the stages in one order: `send_counts`,
-    `send_ids`, `receive_ids`, `send_rows`, `receive_rows`; the backward pass of `SendRows` is the last. An error of one
-    rank is raised on all ranks.
+    TorchRec's pipelines pass it between stages as the batch's context. All ranks call the stages in the same order:
+    `send_counts`, `send_ids`, `receive_ids`, `send_rows`, `receive_rows`; the last stage is the backward pass of
+    `SendRows`. An error of one rank is raised on all ranks.
 
     Attributes:
         exchange: the exchanges with the other ranks.
         batch: the batch's number within the collection.
         bags: this rank's input batch.
         unique: the distinct ids of this rank's batch.
-        settings: checksum of the settings that this rank trains with.
+        settings: checksum of this rank's training settings.
         missing: whether this rank has no such batch because its data has ended.
         training: whether the exchange began in training mode.
         trains: whether the rows are looked up in training mode.
-        immediate: whether no other batch was exchanged between this one's ids and rows.
-        error: the error of this rank; None if it did not fail.
-        values: the ids that this rank owns and any rank requested, int64 `[n]`, ordered by rank, then by table.
+        immediate: whether this rank exchanged no other batch between the ids and the rows of this one.
+        error: the error that a stage raised on this rank; None if none failed.
+        values: the ids of this rank that any rank requested, int64 `[n]`, ordered by requesting rank, then by table.
         counts, offsets: counts and offsets of `values`, int64 `[W, T]` and `[W * T + 1]`.
         signals: id signals of `values`; None if no table uses them or no rank trains.
     """
@@ -83,7 +83,7 @@ class ShardedBatch(Multistreamable):
         self._check: StatusCheck | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Does nothing: the tensors of the batch are in host memory."""
+        """Does nothing: the tensors of the batch are in host memory, where streams do not matter."""
 
     # ---- ids to their owners
 
@@ -139,14 +139,14 @@ class ShardedBatch(Multistreamable):
         return received
 
     def _raise_from_headers(self, headers: Int64Array) -> NoReturn:
-        """Raises the error that the headers of all ranks show, the same on every rank; see `send_ids`."""
+        """Raises the error that follows from the headers of all ranks; it is the same on every rank. See `send_ids`."""
         exchange, status = self.exchange, headers[:, 2]
         activities = [
             exchange.describe_activity(number, batch, bool(bits & TRAINING))
             for number, batch, bits, _ in headers.tolist()
         ]
         if (headers[:, :2] != headers[0, :2]).any():
-            exchange.batches -= 1  # every rank does so for the collection that it called: their numbers match again
+            exchange.batches -= 1  # undone on every rank, so that the batch numbers of each collection match again
             raise exchange.out_of_step_error(activities)
         if (status & ENDED).any():
             raise RanksEndedError
@@ -171,23 +171,23 @@ class ShardedBatch(Multistreamable):
         self.offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(self.counts)]))
         self._received = True
 
-    # ---- a batch that was prefetched
+    # ---- prefetched batches
 
     def add_source(self, features: KeyedJaggedTensor, values: torch.Tensor | None = None) -> None:
-        """Registers `features` as another tensor of the same batch, for example its copy on a device."""
+        """Registers `features` as the same batch in another tensor, for example a copy on a device."""
         self._sources.append(features)
 
     def matches(self, features: KeyedJaggedTensor) -> bool:
-        """Returns whether `features` is this batch, by object identity.
+        """Returns whether `features` is one of the registered objects of this batch.
 
-        Ids are not compared, because all ranks must find the same result.
+        Objects are compared by identity and not by their ids, because all ranks must get the same result.
         """
         return any(features is source for source in self._sources)
 
     def advance(self) -> None:
-        """Runs the next stage of a prefetched batch: sends its ids, or plans the received ones.
+        """Runs the next stage of a prefetched batch: sends its ids, or plans the received ids.
 
-        The forward raises the errors.
+        An error is kept, and the forward raises it.
         """
         if self._raised is not None or self._prefetched is not None:
             return
@@ -201,24 +201,24 @@ class ShardedBatch(Multistreamable):
             self._raised = error
 
     def is_past_end(self) -> bool:
-        """Returns whether some rank has no such batch (collective). Blocks until all ranks have sent their headers."""
+        """Returns whether some rank's data ended before this batch; waits for all headers (collective)."""
         if not self._sent:
             self.advance()
         if isinstance(self._raised, RanksEndedError):
             return True
-        if self.missing and self._raised is not None:  # no forward will raise it, unlike the error of a batch
+        if self.missing and self._raised is not None:  # there is no forward that would raise this error
             raise self._raised
         return False
 
     def discard(self) -> None:
-        """Discards the prefetched plan of the batch, if there is one: its forward has run or will not run."""
+        """Discards the prefetched plan, if any, of a batch whose forward has run or will not run."""
         if self._prefetched is not None:
             self._shard.forget(self._prefetched)
 
     # ---- rows of the ids, and their gradients
 
     def start_check(self) -> None:
-        """Starts to compare which batch each rank looks up, and whether it failed on any rank."""
+        """Starts a status check: whether all ranks look up the same batch, and whether it failed on any rank."""
         exchange = self.exchange
         activity = exchange.describe_activity(exchange.number, self.batch, self.trains)
         self._check = exchange.start_check(self.error is not None, activity, exchange.group_state.gradients)
@@ -236,11 +236,11 @@ class ShardedBatch(Multistreamable):
             rows: for each embedding dim, the rows of its tables, float32 `[n, D]`, in the order of `values`.
 
         Returns:
-            (for each dim, the rows of this rank's distinct ids; the works to wait for before they are read)
+            (for each dim, the rows of this rank's distinct ids; the works to wait for before these rows are read)
         """
         self.start_check()
-        # This rank may have exchanged other batches between ids and rows, in another order than other ranks. Then rows
-        # of two batches would be mixed up, which returns wrong values or ends the process.
+        # This rank may have exchanged other batches between the ids and the rows of this batch. If another rank did so
+        # in another order, rows of two batches would be mixed up, which returns wrong values or crashes the process.
         if not self.immediate:
             self.finish_check()
         assert self.unique is not None
@@ -260,7 +260,7 @@ class ShardedBatch(Multistreamable):
         return received, works
 
     def receive_rows(self, works: list[Work]) -> None:
-        """Waits for the rows that `send_rows` returned; raises the error of any rank, also when it is called again."""
+        """Waits for the rows that `send_rows` returned; an error of any rank is raised, in repeated calls too."""
         if self._raised is None:
             try:
                 self.finish_check()
@@ -271,7 +271,7 @@ class ShardedBatch(Multistreamable):
         self.exchange.wait("rows", *works)
 
     def _count_batch(self, batch: UniqueBatch) -> None:
-        """Adds the batch to the counters of `ShardedCollection.exchange_stats`."""
+        """Adds the batch to the counters that `ShardedCollection.exchange_stats` returns."""
         stats, rank, tables = self.exchange.stats, self.exchange.rank, self._deduplication
         unique, lookups, sent = batch.host.counts, batch.host.lookups, batch.sent_ids.counts
         words = tables.words_per_id if self.training else 0
@@ -286,7 +286,7 @@ class ShardedBatch(Multistreamable):
 class SendRows(torch.autograd.Function):
     """Autograd function that sends rows to the requesting ranks, and their gradients back to the owners.
 
-    Rows are float32 `[n, D]`. The result may be read after the work that it appends to `works` has been waited for.
+    Rows are float32 `[n, D]`. The forward appends a work to `works`; wait for it before reading the result.
     """
 
     @staticmethod
@@ -306,7 +306,7 @@ class SendRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         exchange, route = ctx.exchange, ctx.route
-        if get_gradient_division() and exchange.world_size > 1:  # as in TorchRec: losses are averaged over ranks
+        if get_gradient_division() and exchange.world_size > 1:  # losses are averaged over ranks, as in TorchRec
             grad = grad / exchange.world_size
         exchange.stats["grad_bytes"] += (sum(route.grads_to) - route.grads_to[exchange.rank]) * grad.shape[1] * 4
         exchange.record_gradients(ctx.batch, grad.shape[1])
@@ -321,7 +321,7 @@ class SendRows(torch.autograd.Function):
 
 
 class StageAwaitable(Awaitable[Any]):
-    """TorchRec awaitable that runs a stage of a batch and then returns `result`."""
+    """TorchRec awaitable that runs a function, such as a stage of a batch, and then returns `result`."""
 
     def __init__(self, stage: Callable[[], None], result: Any) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ class StageAwaitable(Awaitable[Any]):
 
     @property
     def awaitables(self) -> list[StageAwaitable]:
-        """The list in which TorchRec's pipelines look for awaitables: this one alone."""
+        """The list in which TorchRec's pipelines look for awaitables; it contains only this one."""
         return [self]
 
     def _wait_impl(self) -> Any:

@@ -1,4 +1,4 @@
-"""The sharder of collections of one class, for TorchRec's planner and DistributedModelParallel."""
+"""Base class of sharders, for TorchRec's planner and DistributedModelParallel."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         """Creates a sharder.
 
         Args:
-            cpu_device: the host, `torch.device("cpu")`.
+            cpu_device: the host; only "cpu" is allowed.
             cpu_env: sharding environment whose process group exchanges ids in host memory; None creates a gloo group.
-            npu_device: the device of the caches, of any type; None takes DistributedModelParallel's.
-            npu_env: sharding environment whose process group exchanges rows; None takes DistributedModelParallel's.
-            fused_params: None or empty; pass optimizer options to `apply_optimizer_in_backward`.
-            qcomm_codecs_registry: None or empty; rows are exchanged in float32.
-            local_size: number of ranks on a machine, which must have consecutive ranks; exchanges are then
-                hierarchical. "auto" reads torchrun's variables; None exchanges in one level.
+            npu_device: the device of the caches, of any device type; None uses DistributedModelParallel's device.
+            npu_env: sharding environment whose process group exchanges rows; None uses DistributedModelParallel's.
+            fused_params: must be None or empty; pass optimizer options to `apply_optimizer_in_backward` instead.
+            qcomm_codecs_registry: must be None or empty; rows are exchanged in float32.
+            local_size: number of ranks on each machine; exchanges are then hierarchical. The ranks of a machine must be
+                consecutive. "auto" reads torchrun's environment variables; None exchanges in one level.
 
         Raises:
             ValueError: `cpu_device` is not the host, or an option is not supported.
@@ -78,12 +78,12 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         return list(SHARDING_TYPES)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """Returns the fused kernel; for data-parallel tables the dense one, which TorchRec's planner requires."""
+        """Returns the fused kernel, or for data-parallel tables the dense kernel, which TorchRec's planner requires."""
         dense = sharding_type == ShardingType.DATA_PARALLEL.value
         return [(EmbeddingComputeKernel.DENSE if dense else EmbeddingComputeKernel.FUSED).value]
 
     def shardable_parameters(self, module: CachedCollection) -> dict[str, torch.nn.Parameter]:
-        """Returns a meta parameter of its full shape for each table, by table name."""
+        """Returns, by table name, a parameter of each whole table's shape on the meta device."""
         shown = {}
         for table in module.embedding.tables:
             data = torch.empty((table.num_embeddings, table.embedding_dim), dtype=table.weight_dtype, device="meta")
@@ -101,10 +101,10 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         """Shards a collection (collective).
 
         Raises:
-            ValueError: no process group, groups of different ranks, a device or a plan that does not fit. Raised on all
-                ranks: tables, plans or `local_size` that differ between ranks, or machines without a hierarchical
-                all-to-all.
-            TypeError: a module of another class.
+            ValueError: there is no process group, process groups have different ranks, or the device or the plan does
+                not fit. On all ranks, if tables, plans or `local_size` differ between ranks, or if a hierarchical
+                all-to-all is not possible on these machines.
+            TypeError: `module` is of another class.
         """
         if type(module) is not self._type:
             raise TypeError(f"{type(self).__name__} shards {self._type.__name__}, got {type(module).__name__}")
@@ -158,7 +158,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         """Raises an error: `DistributedModelParallel.reshard` is not supported.
 
         Raises:
-            NotImplementedError: always; a save can be loaded under another plan.
+            NotImplementedError: always. To change the plan, save the tables and load them under the new plan.
         """
         names = [table.name for table in sharded_module.tables.configs]
         raise NotImplementedError(
@@ -167,7 +167,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         )
 
     def _device_of(self, module: Any, device: torch.device | None) -> torch.device:
-        """Returns the device for the tables of this rank: `device`, else the module's; the host for a meta module."""
+        """Returns the device for this rank's tables: `device`, else the module's, or the host for a meta module."""
         if device is None:
             return torch.device("cpu") if module.device.type == "meta" else module.device
         if device.type == "cpu" and module.device.type not in ("cpu", "meta"):
@@ -180,11 +180,11 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         return device
 
     def _make_collection(self, module: Any, device: torch.device) -> CachedCollection:
-        """Returns the collection of the tables of `module`, for `device`."""
+        """Returns an unsharded collection with the tables of `module`, for `device`."""
         collection: CachedCollection = module
         return collection
 
     def _copy_rows(
         self, collection: CachedCollection, module: Any, placements: Sequence[Placement], exchange: Exchange
     ) -> None:
-        """Copies the rows of `module` into the collection if that is another object (collective)."""
+        """Copies the rows of `module` into `collection` if the two are different objects (collective)."""

@@ -66,11 +66,11 @@ class HashEmbeddingBagCollectionSharder(TableSharder):
 def get_default_hybrid_sharders(
     host_env: ShardingEnv | None = None, *, local_size: LocalSize = None
 ) -> list[ModuleSharder[Any]]:
-    """Returns sharders for all collections of this package and for TorchRec's, which can then be on NPUs too.
+    """Returns sharders for all collections of this package and of TorchRec, whose tables can then be on NPUs too.
 
     Args:
         host_env: sharding environment whose process group exchanges ids in host memory; None creates a gloo group.
-        local_size: see `TableSharder`; not used for TorchRec's collections on hosts and GPUs.
+        local_size: see `TableSharder`; ignored for TorchRec's collections on hosts and GPUs.
 
     Returns:
         List for `DistributedModelParallel(sharders=)` and TorchRec's planner.

@@ -22,8 +22,8 @@ def check_local_size(option: LocalSize) -> LocalSize:
     """Validates the option `local_size` and returns it as an int, "auto" or None.
 
     Raises:
-        ValueError: another string, or a number below 1.
-        TypeError: not an integer.
+        ValueError: the option is another string, or less than 1.
+        TypeError: the option is neither a string nor an integer.
     """
     if option is None or option == "auto":
         return option
@@ -38,7 +38,7 @@ def check_local_size(option: LocalSize) -> LocalSize:
 
 @dataclass(frozen=True)
 class RankLocation:
-    """The machine of a rank, as read from its environment.
+    """The machine of a rank, as read from the rank's environment variables.
 
     Attributes:
         local_size: number of ranks on its machine; None if unknown.
@@ -50,14 +50,14 @@ class RankLocation:
 
     @classmethod
     def from_environment(cls) -> RankLocation:
-        """Returns the location of this rank."""
+        """Returns the location of this rank, as far as torchrun's environment variables contain it."""
         size, rank = (os.environ.get(name, "") for name in _VARIABLES)
         known = rank.isdecimal() and dist.is_initialized()
         return cls(int(size) if size.isdecimal() else None, dist.get_rank() - int(rank) if known else None)
 
 
 def machine_size(option: LocalSize, locations: Sequence[RankLocation]) -> int:
-    """Returns L, the number of ranks on a machine, from the locations of all ranks; every rank finds the same number.
+    """Returns L, the number of ranks on each machine. It is computed from the locations of all ranks, so all agree.
 
     Raises:
         ValueError: a hierarchical all-to-all is not possible on these machines.

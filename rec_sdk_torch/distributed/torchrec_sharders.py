@@ -1,4 +1,4 @@
-"""Sharders of TorchRec's own collections, which become tables of this package on devices without TorchRec kernels."""
+"""Sharders of TorchRec's own collections. On devices without TorchRec kernels, tables of this package replace them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def configs_of(module: EmbeddingCollection | EmbeddingBagCollection) -> list[Any
 def collection_like(
     module: EmbeddingCollection | EmbeddingBagCollection, tables: list[Any] | None = None, **options: Any
 ) -> CachedCollection:
-    """Returns a collection of this package with the tables of one of TorchRec's.
+    """Returns a collection of this package with the tables of `module`, one of TorchRec's collections.
 
-    `tables` are configs to use instead of the module's; `options` are arguments of the collection.
+    `tables` are configs to use instead of the module's own; `options` are arguments of the new collection.
     """
     tables = configs_of(module) if tables is None else tables
     if isinstance(module, EmbeddingBagCollection):
@@ -49,7 +49,7 @@ def collection_like(
 
 
 class _TorchRecSharder(TableSharder):
-    """Sharder that delegates to TorchRec's on hosts and GPUs; elsewhere tables have all rows on the device."""
+    """Sharder that delegates to TorchRec's on hosts and GPUs; on other devices, caches hold all rows of tables."""
 
     _torchrec_sharder: BaseEmbeddingSharder[Any]
 
@@ -108,7 +108,7 @@ class _TorchRecSharder(TableSharder):
     def _copy_rows(
         self, collection: CachedCollection, module: Any, placements: Sequence[Placement], exchange: Exchange
     ) -> None:
-        """Copies the weights: of replicated tables rank 0's, as DistributedDataParallel does, else each rank's own."""
+        """Copies weights. A replicated table gets rank 0's, as in DistributedDataParallel; others get each rank's."""
         for (table, weight), placement in zip(self.shardable_parameters(module).items(), placements, strict=True):
             if weight.device.type == "meta":
                 continue

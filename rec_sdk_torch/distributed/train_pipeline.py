@@ -1,4 +1,4 @@
-"""Training pipelines with Rec SDK's signatures, which plan batches and copy rows ahead."""
+"""Training pipelines with Rec SDK's signatures; they plan later batches and copy rows during a step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ In = TypeVar("In")
 
 
 class _CopiedBatch(NamedTuple):
-    """A batch on the model's device, and the event recorded after its copy."""
+    """A batch on the model's device, and the event that is recorded after its copy."""
 
     batch: Any
     event: Any
@@ -27,10 +27,11 @@ class _CopiedBatch(NamedTuple):
 class _TrainPipeline(Generic[In]):
     """Base class of the training pipelines; `progress` performs one step.
 
-    Meanwhile the next batches are planned and copied to the device. A batch must have `.to(device, non_blocking=)` and
-    `.record_stream(stream)`, as TorchRec's pipelines require (`torchrec.streamable.Pipelineable`); a KeyedJaggedTensor
-    has both. The model's forward takes a batch and returns `(losses, output)`. If DistributedModelParallel shards the
-    model, every rank needs such a pipeline, and all must perform the same number of steps.
+    During a step, the next batches are planned and copied to the device. A batch must have `.to(device, non_blocking=)`
+    and `.record_stream(stream)`, as TorchRec's pipelines require (`torchrec.streamable.Pipelineable`); a
+    KeyedJaggedTensor has both. The model's forward takes a batch and returns `(losses, output)`. If
+    DistributedModelParallel shards the model, every rank needs such a pipeline, and all ranks must perform the same
+    number of steps.
     """
 
     def __init__(
@@ -67,13 +68,13 @@ class _TrainPipeline(Generic[In]):
     def progress(self, dataloader_iter: Iterator[In]) -> Any:
         """Performs one step: forward of the next batch and, in training mode, backward and the optimizer's step.
 
-        A call with another iterator starts anew and drops the batches that were read ahead from the former one.
+        A call with another iterator starts anew and drops the batches that were read ahead from the former iterator.
 
         Returns:
             The model's output, or `(output, losses)` with `return_loss`.
 
         Raises:
-            StopIteration: no more batches; `progress` may then be called with a new iterator.
+            StopIteration: there are no more batches; `progress` may then be called with a new iterator.
         """
         if self._batches is None or self._source is not dataloader_iter:
             self.reset()
@@ -96,7 +97,7 @@ class _TrainPipeline(Generic[In]):
         return (output, losses) if self._return_loss else output
 
     def reset(self) -> None:
-        """Drops the current iterator and its batches; the next `progress` starts with the iterator that it gets."""
+        """Drops the current iterator and the batches read from it; the next `progress` starts a new one."""
         batches, self._batches, self._source = self._batches, None, None
         if batches is not None:
             batches.close()  # type: ignore[attr-defined]  # a generator
@@ -116,12 +117,12 @@ class _TrainPipeline(Generic[In]):
         return _CopiedBatch(copied, event), started
 
     def _attach_click_labels(self, batch: In, original: In) -> None:
-        """Attaches `click_labels` of a batch, if there are any, for tables that score ids by clicks."""
+        """Attaches `click_labels` of `original`, if any, to the features of `batch`; tables may score ids by them."""
         labels = getattr(original, "click_labels", None)
         if isinstance(labels, torch.Tensor):
             selected = self._features(batch)
             for features in [selected] if isinstance(selected, KeyedJaggedTensor) else selected.values():
-                if labels.numel() == features.stride():  # otherwise they are labels of something else
+                if labels.numel() == features.stride():  # otherwise the labels do not belong to these features
                     with_click_labels(features, labels)
 
     def _wait_for_copy(self, copied: _CopiedBatch) -> Any:
@@ -133,13 +134,13 @@ class _TrainPipeline(Generic[In]):
 
 
 class EmbCacheTrainPipelineContext:
-    """Rec SDK's default of `context_type`, for scripts that name it; the pipelines here do not create contexts."""
+    """Default of Rec SDK's option `context_type`, for scripts that pass it; these pipelines create no contexts."""
 
 
 class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
     """Training pipeline for models with cached embeddings, with the interface of Rec SDK's pipeline; see `progress`.
 
-    Rec SDK requires a call of `wait_pipeline_compute_swapinfo` before a save; here it is not needed.
+    Rec SDK requires a call of `wait_pipeline_compute_swapinfo` before a save; this pipeline does not.
 
     Example:
         >>> import torch
@@ -196,13 +197,15 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
             cpu_device: the host.
             npu_device: the device of the model, of any type.
             return_loss: `progress` returns `(output, losses)` instead of the output.
-            evict_step_interval: training steps between evictions of ids, for all tables that evict ids; None: as in
-                their configs.
-            execute_all_batches: False stops when the data ends, without the `depth` batches that were read ahead.
-            apply_jit, context_type, pipeline_postproc: Rec SDK's options; values other than the default raise.
-            custom_model_fwd: replaces the model's forward: batch -> (losses, output).
-            custom_model_zero_grad: replaces `optimizer.zero_grad`.
-            custom_model_bwd: replaces `losses.sum(dim=0).backward()`: losses -> anything.
+            evict_step_interval: training steps between evictions of ids, for all tables that evict ids; None uses the
+                tables' configs.
+            execute_all_batches: whether to train the `depth` batches that are still queued when the data ends; if
+                False, they are dropped.
+            apply_jit, context_type, pipeline_postproc: Rec SDK's options; other values than the defaults raise an
+                error.
+            custom_model_fwd: function that replaces the model's forward: batch -> (losses, output).
+            custom_model_zero_grad: function that replaces `optimizer.zero_grad`.
+            custom_model_bwd: function that replaces `losses.sum(dim=0).backward()`: losses -> any value.
             depth: 0 to 12, see `prefetch`.
             features: see `prefetch`.
 
@@ -229,14 +232,14 @@ class EmbCacheTrainPipelineSparseDist(_TrainPipeline[In]):
     def wait_pipeline_compute_swapinfo(self) -> None:
         """Blocks until all batches that were read ahead and can be planned now are planned.
 
-        Rec SDK requires this call before a save; here a save may begin at any time.
+        Rec SDK requires this call before a save; with this pipeline, a save may begin at any time.
         """
         for collection in self._collections.values():
             collection.wait_for_plans()
 
 
 class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
-    """Training pipeline for models with cached or hashed embeddings, with the interface of Rec SDK's; see `progress`.
+    """Training pipeline for models with cached or hashed embeddings, with Rec SDK's interface; see `progress`.
 
     Example:
         >>> import torch
@@ -284,9 +287,9 @@ class HybridTrainPipelineSparseDist(_TrainPipeline[In]):
                 forward.
             optimizer: the optimizer of the dense parameters.
             device: the device of the model, of any type.
-            execute_all_batches: False stops when the data ends, without the `pipe_n_batch` batches that were read
-                ahead.
-            apply_jit: Rec SDK's option; True raises.
+            execute_all_batches: whether to train the `pipe_n_batch` batches that are still queued when the data ends;
+                if False, they are dropped.
+            apply_jit: Rec SDK's option; True raises an error.
             return_loss: `progress` returns `(output, losses)` instead of the output.
             pipe_n_batch: number of batches that are planned and exchanged ahead, 1 to 12; the `depth` of `prefetch`.
             features: see `prefetch`.

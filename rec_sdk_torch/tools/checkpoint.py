@@ -58,7 +58,7 @@ def check(path: Paths) -> None:
 
 
 def quantize(path: Paths, output: Path, bits: int) -> None:
-    """Writes copies with rows of 8 or 4 bits, and prints the error of each table."""
+    """Writes copies of the latest save and its chain with weights of 8 or 4 bits, and prints each table's error."""
     done = quantize_save(path, output, bits)
     for folder in done.written:
         print(folder)

@@ -1,11 +1,11 @@
-"""Runs every operator on an NPU and on the CPU, compares the bits, and times them. Run it first on a new chip.
+"""Runs every operator on an NPU, compares the bits of its results with the CPU's, and measures its time.
 
     python -m rec_sdk_torch.npu_check
 
-The report helps to answer questions; send it along. Each line appears before its operator runs, so that the last line
-names an operator that hangs. At the end another process makes a launch that must fail, and the report states whether
-its error was raised. The exit status is 0 if all bits are equal and the error was raised, 1 if not or if an operator
-failed, 2 without an NPU.
+Run this command first on a new chip, and attach its report to questions. Each line is begun before its operator runs,
+so that the last line names the operator if it hangs. At the end, another process launches a kernel that must fail, and
+the report states whether an error was raised. The exit status is 0 if all bits are equal and the error was raised. It
+is 1 if not, or if an operator failed, and 2 without an NPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _parser() -> CommandParser:
     parser.add_argument("--lookups", type=int, default=65_536, help="lookups of the batch (default: %(default)s)")
     parser.add_argument("--dim", type=int, default=128, help="elements of a row (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=20, help="timed calls of each operator (default: %(default)s)")
-    # Internal: the process that makes the failing launch.
+    # Used internally: starts the process that makes the failing launch.
     parser.add_argument("--fail-a-launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--copy-mib", type=int, default=256, help="size of the timed copy (default: %(default)s)")
     return parser
@@ -48,7 +48,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Checks the operators and returns the exit status."""
-    options = _parse(arguments)  # before the import of torch, which may fail
+    options = _parse(arguments)  # parsed before torch is imported, because that import may fail
     try:
         from ..operators.devices.backends import parse_device
         from . import npu_report

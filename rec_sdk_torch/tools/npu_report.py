@@ -1,4 +1,4 @@
-"""Builds the report of `npu_check`. A module of its own, because it imports torch, which may fail."""
+"""Builds the report of `npu_check`. This is a separate module because it imports torch, which may fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ERROR_SECONDS = 5
 def _difference(ours: torch.Tensor, reference: torch.Tensor) -> str:
     """Describes how two tensors differ; "" if all bits are equal.
 
-    Distances are of the bits as integers: for floats, units in the last place.
+    Differences are between the bits read as integers; for floats these are units in the last place.
     """
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[reference.itemsize]
     a, b = (tensor.contiguous().view(words).long() for tensor in (ours, reference))
@@ -49,7 +49,7 @@ def _differences(case: Case, device: torch.device) -> str:
 
 
 def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> float:
-    """Returns the mean seconds of a call, from `repeats` calls that are queued without waiting."""
+    """Returns the mean seconds per call, from `repeats` calls that are queued without waiting for each result."""
     synchronize = torch.get_device_module(device).synchronize
     call()
     synchronize(device)
@@ -61,9 +61,9 @@ def _seconds(device: torch.device, call: Callable[[], object], repeats: int) -> 
 
 
 def fail_a_launch(device: torch.device) -> int:
-    """Launches a kernel on no cores and waits; prints the error and returns 0, or returns 1 if none is raised.
+    """Launches a kernel on zero cores and waits. Prints the error and returns 0, or returns 1 if none is raised.
 
-    It waits repeatedly: torch_npu empties its queue before it stores the error, so one wait may see neither of them.
+    It waits repeatedly: torch_npu empties its queue before it stores the error, so a single wait can return in between.
     """
     on = torch.zeros(1, device=device)
     end = time.monotonic() + _ERROR_SECONDS
@@ -80,7 +80,7 @@ def fail_a_launch(device: torch.device) -> int:
 
 
 class Report:
-    """One run of the report on an NPU.
+    """Report on one NPU: runs the operators and prints a line for each.
 
     Attributes:
         device: the NPU.
@@ -94,14 +94,14 @@ class Report:
         self.failed: list[str] = []
 
     def _copy_bandwidth(self) -> float:
-        """Measures a copy on the device, in bytes read and written per second."""
+        """Measures the bandwidth of a copy within device memory, in bytes read plus bytes written per second."""
         size: int = self.options.copy_mib << 20
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         return 2 * size / _seconds(self.device, lambda: target.copy_(source), self.options.repeats)
 
     def print_header(self) -> float:
-        """Prints versions and the device, and returns the copy bandwidth in bytes per second."""
+        """Prints versions, the device and the copy bandwidth, and returns that bandwidth in bytes per second."""
         import torch_npu
         from torch_npu.npu.utils import get_cann_version
 
@@ -119,7 +119,7 @@ class Report:
         return bandwidth
 
     def run_case(self, case: Case, bandwidth: float) -> None:
-        """Runs one operator and prints its line."""
+        """Runs one operator and prints whether its bits equal the CPU's, its time, and its multiple of byte time."""
         print(f"{case.name:<50}", end="", flush=True)
         differences = _differences(case, self.device)
         seconds = _seconds(self.device, case.to(self.device).call, self.options.repeats)
@@ -131,9 +131,9 @@ class Report:
             print(f"    {differences}", flush=True)
 
     def check_failing_launch(self) -> bool:
-        """Makes a failing launch in another process, and prints whether it raises an error.
+        """Launches a kernel that must fail in another process, prints and returns whether it raised an error.
 
-        A process of its own, because torch_npu's queue runs nothing after a failure.
+        A separate process is used because torch_npu's queue runs nothing after a failure.
         """
         print(f"{FAILING:<50}", end="", flush=True)
         command = [sys.executable, "-m", "rec_sdk_torch.npu_check", "--device", str(self.device), "--fail-a-launch"]
@@ -147,7 +147,7 @@ class Report:
         else:
             print("seen")
         output = [line for line in (done.stdout or done.stderr).splitlines() if line.strip()]
-        print(*(f"    {line}" for line in output[:6]), sep="\n", flush=True)  # errors of torch_npu repeat themselves
+        print(*(f"    {line}" for line in output[:6]), sep="\n", flush=True)  # torch_npu repeats its errors
         return done.returncode == 0
 
     def run(self) -> int:

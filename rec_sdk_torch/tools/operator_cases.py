@@ -1,4 +1,4 @@
-"""One call of every operator on a batch. `npu_check`, the benchmarks and the tests iterate over them."""
+"""Sample calls of every operator on a batch. `npu_check`, the benchmarks and the tests iterate over them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _MAX_GRADIENT = 1.5
 
 @dataclass(frozen=True)
 class Case:
-    """A call of an operator.
+    """An operator and the arguments to call it with.
 
     Attributes:
         name: operator and variant.
         arguments: arguments by their names in the schema.
-        least_bytes: bytes that must move: every index, gradient and output once, every looked-up row once per lookup,
-            every updated record once each way. Only a cache could save repeated reads of a row.
-        layout: layout of the records that an update changes; their parts are its results.
+        least_bytes: bytes that must be read or written: every index, gradient and output once, every looked-up row once
+            per lookup, every updated record once in each direction. Only a hardware cache could avoid repeated reads
+            of a row.
+        layout: layout of the records that an update changes; the results are then the weights and states in them.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Case:
         return self.name.split()[0]
 
     def to(self, device: torch.device | str) -> Case:
-        """Returns the call with copies of its tensors on a device."""
+        """Returns this case with its tensor arguments copied to a device."""
         return replace(self, arguments={name: _copy(value, device) for name, value in self.arguments.items()})
 
     def call(self) -> object:
@@ -55,7 +56,7 @@ class Case:
         return getattr(ops, self.operator)(**self.arguments)
 
     def results(self) -> Tensors:
-        """Runs the operator, and returns its result and the tensors that it writes, by name."""
+        """Runs the operator; returns its result and the tensors that it wrote to, by name."""
         done = self.call()
         found = {"result": done} if isinstance(done, torch.Tensor) else {}
         for argument in getattr(ops, self.operator).default._schema.arguments:
@@ -82,15 +83,15 @@ def _copy(value: Any, device: torch.device | str) -> Any:
 
 @dataclass(frozen=True)
 class Batch:
-    """Lookups of one table, and the segments of their rows.
+    """Lookups of one table, and the segments of lookups that read the same row.
 
     Attributes:
         rows: number of rows of the table.
         slots: int32 `[N]`, cache slots of the lookups.
         unique: int32 `[U]`, the distinct slots.
-        offsets: int32 `[U + 1]`, segment borders.
-        positions: int32 `[N]`, the lookups ordered by row.
-        hot_segments: int32 `[H, 4]`, of the rows with many lookups.
+        offsets: int32 `[U + 1]`, where the segment of each distinct row begins in `positions`.
+        positions: int32 `[N]`, indices of the lookups, ordered by row.
+        hot_segments: int32 `[H, 4]`, segments of the rows with many lookups.
     """
 
     rows: int
@@ -116,7 +117,7 @@ class Batch:
         return cls.from_lookups((drawn**4 * rows).int().numpy(), rows)
 
     def records(self, layout: RecordLayout) -> torch.Tensor:
-        """Creates records of all rows: random weights of both signs, and positive states."""
+        """Creates a record for each row of the table, with random weights of both signs and positive states."""
         generator = torch.Generator().manual_seed(1)
         records = torch.zeros((self.rows, layout.bytes), dtype=torch.uint8)
         layout.weight(records).copy_(torch.randn((self.rows, layout.dim), generator=generator))
@@ -134,7 +135,7 @@ def _values(*shape: int) -> torch.Tensor:
 
 
 def copy_cases(batch: Batch, dim: int) -> Iterator[Case]:
-    """Yields the copies of the distinct rows' records out of the cache and into it."""
+    """Yields calls that copy the records of the batch's distinct rows out of the cache and into it."""
     layout = RecordLayout(dim, torch.float32, (dim,))
     cache, count = batch.records(layout), len(batch.unique)
     taken = {"cache": cache, "slots": batch.unique}
@@ -150,13 +151,13 @@ def copy_cases(batch: Batch, dim: int) -> Iterator[Case]:
 def lookup_cases(
     batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES, weighted: bool = True
 ) -> Iterator[Case]:
-    """Yields sequence and pooled lookups, and the gradients of sample weights.
+    """Yields calls for sequence lookups, pooled lookups, and gradients of sample weights.
 
     Args:
         batch: the lookups.
-        dim: weights of a row.
+        dim: number of weights in a row.
         dtypes: data types of the weights.
-        weighted: bags are weighted means; otherwise sums.
+        weighted: whether bags are pooled as weighted means; otherwise they are sums.
     """
     n = len(batch.slots)
     bags = n // BAG
@@ -181,7 +182,7 @@ def lookup_cases(
 
 
 def swap_lookup_cases(batch: Batch, dim: int, dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES) -> Iterator[Case]:
-    """Yields lookups fused with a swap: every other distinct row is a miss, which replaces a victim."""
+    """Yields lookups fused with a swap: every second distinct row is a miss and replaces a victim in the cache."""
     missing = batch.unique[::2].clone()
     count, n = len(missing), len(batch.slots)
     of_slot = torch.arange(batch.rows, dtype=torch.int32)
@@ -223,7 +224,7 @@ def update_cases(
     dtypes: Sequence[torch.dtype] = WEIGHT_DTYPES,
     optimizers: Iterable[str] = tuple(FORMULAS),
 ) -> Iterator[Case]:
-    """Yields the updates of all optimizers, and the accumulation of gradients."""
+    """Yields calls for the updates of all optimizers and for the accumulation of gradients."""
     n, u = len(batch.slots), len(batch.unique)
     sums = {
         "grads": [_values(n, dim)],
@@ -258,7 +259,7 @@ def update_cases(
 
 
 def all_cases(batch: Batch, dim: int, optimizers: Iterable[str] = tuple(FORMULAS)) -> Iterator[Case]:
-    """Yields a call of every operator, the simplest kernels first."""
+    """Yields calls of every operator, the simplest kernels first."""
     yield from copy_cases(batch, dim)
     yield from lookup_cases(batch, dim)
     yield from swap_lookup_cases(batch, dim)

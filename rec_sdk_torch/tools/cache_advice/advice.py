@@ -24,12 +24,12 @@ class Table:
 
     Attributes:
         name: name of the table.
-        lookups: number of ids in the trace.
+        lookups: number of ids in the trace, with repetitions.
         distinct: number of distinct ids.
-        largest: distinct ids of the largest batch.
+        largest: largest number of distinct ids in one batch.
         record_bytes: bytes of a row in the cache.
         sizes: simulated cache sizes in rows, ascending.
-        counts: by policy, the counts for each size.
+        counts: counts of each simulated run, by policy; one for each of `sizes`.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Advice:
     Attributes:
         policy: name of the policy.
         size_indices: by table, the index of the chosen size in `Table.sizes`.
-        seconds: modelled time of the swaps of one batch, over all tables.
+        seconds: modelled time of copying the missing rows and victims of one batch, summed over all tables.
     """
 
     policy: str
@@ -60,10 +60,10 @@ def cache_sizes(requested: Sequence[float], distinct: int, largest: int) -> list
     """Returns the cache sizes to simulate, in rows, ascending.
 
     Args:
-        requested: numbers up to 1 are fractions of the distinct ids, larger ones are rows. Empty for `STEPS` sizes of
-            equal ratio, from twice the largest batch to all ids.
+        requested: numbers up to 1 are fractions of the distinct ids; larger numbers are rows. If empty, `STEPS` sizes
+            in a geometric series are returned, from twice `largest` to `distinct`.
         distinct: number of distinct ids.
-        largest: distinct ids of the largest batch, which is the smallest possible cache.
+        largest: largest number of distinct ids in one batch; the cache cannot be smaller.
     """
     if requested:
         rows = [math.ceil(each * distinct) if each <= 1 else round(each) for each in requested]
@@ -87,13 +87,13 @@ def simulate_table(
 
     Args:
         name: name of the table.
-        trace: its lookups.
-        samples: samples of a batch.
+        trace: the lookups of the table.
+        samples: number of samples per batch.
         requested: cache sizes, see `cache_sizes`; may be empty.
         policies: names of the policies.
-        ahead: batches that the policies see in advance.
+        ahead: number of future batches that look-ahead policies see.
         record_bytes: bytes of a row in the cache.
-        progress: wraps the pairs of a policy and a size, such as tqdm.
+        progress: wraps the iterable of simulations to show progress, as tqdm does.
     """
     simulation = Simulation(trace.ids, trace.starts(samples))
     sizes = cache_sizes(requested, simulation.distinct, simulation.largest)
@@ -108,7 +108,7 @@ def _swap_seconds(table: Table, policy: str, size_index: int, bandwidth: Bandwid
 
 
 def _sizes_by_misses(tables: Sequence[Table], policy: str, misses: float) -> dict[str, int]:
-    """Chooses the smallest size of each table with a miss rate of at most `misses`, or else the largest size."""
+    """Chooses each table's smallest size with a miss rate of at most `misses`; if there is none, its largest size."""
     chosen = {}
     for table in tables:
         rates = [counts.miss_rate for counts in table.counts[policy]]
@@ -117,7 +117,7 @@ def _sizes_by_misses(tables: Sequence[Table], policy: str, misses: float) -> dic
 
 
 def _sizes_by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Bandwidth) -> dict[str, int]:
-    """Starts from the smallest sizes, and takes the step that saves most time per byte while memory lasts."""
+    """Chooses sizes greedily: from the smallest ones, repeats the step that saves most time per byte and fits."""
     chosen = {table.name: 0 for table in tables}
     free = memory - sum(table.sizes[0] * table.record_bytes for table in tables)
     while True:
@@ -140,17 +140,17 @@ def _sizes_by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidt
 def choose_cache(tables: Sequence[Table], bandwidth: Bandwidth, misses: float, memory: int | None) -> Advice:
     """Chooses the policy, and the size of each table's cache.
 
-    Without `memory` it is the policy that needs least memory for the miss rate; with `memory` the one with the least
-    modelled time.
+    Without `memory`, chooses the policy that needs the least memory to reach the miss rate `misses`. With `memory`,
+    chooses the policy with the least modelled time.
 
     Args:
         tables: simulated tables, all with the same policies.
-        bandwidth: bandwidth of copies.
-        misses: without `memory`, largest share of known rows that may miss.
+        bandwidth: bandwidth of copies between the host and the device.
+        misses: largest allowed miss rate; only used without `memory`. See `Counts.miss_rate`.
         memory: bytes of device memory for all tables; None for no limit.
 
     Raises:
-        ValueError: the smallest caches need more memory; the message has the number of bytes.
+        ValueError: even the smallest caches need more than `memory`; the message has the number of bytes.
     """
     if memory is not None:
         least = sum(table.sizes[0] * table.record_bytes for table in tables)

@@ -1,14 +1,16 @@
-"""Recommends the cache size of each table, and a policy, from the ids of a run.
+"""Recommends a cache size for each table, and a cache policy, from the ids that a run looked up.
 
-TRACE is a file with the ids in the order of their lookups. An .npz or .safetensors file has an array of integers for
-each table: [samples] or [samples, ids], or flat beside an array "<table>_offsets" [samples + 1]. A .parquet file has a
-column of integers or of lists of integers for each table.
+TRACE is a file with the ids in the order in which they were looked up. An .npz or .safetensors file has an array of
+integers for each table. Its shape is [samples] or [samples, ids], or it is flat and the file also has an array
+"<table>_offsets" [samples + 1]. A .parquet file has a column of integers or of lists of integers for each table.
 
-The engine's policies are simulated at each size. Their counts are exact for a training with these batches, one at a
-time. The time of swaps is modelled from a bandwidth. Prefetching hides part of it, which the model ignores.
+The engine's cache policies are simulated at each cache size. The counts of misses are exact if each batch is trained
+before the next one is planned. The time of swaps (copies into and out of the cache) is modelled from a bandwidth. The
+model ignores that prefetching can hide part of this time.
 
-The output is a table of sizes for each table of the trace, and a line with cache= to paste. Without --memory, each
-table gets the smallest size with few misses. With --memory, it gets the sizes that save most time in this memory.
+The output lists the simulated cache sizes of each table, and a line with cache= to paste into a program. Without
+--memory, each table gets the smallest size whose miss rate is at most --misses. With --memory, the tables get the sizes
+that save most time within this memory.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def _parser() -> CommandParser:
 
 
 def _parse_checked(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the arguments, and checks those that need no imports."""
+    """Parses the arguments, and checks those that can be checked without importing torch."""
     options = parser.parse_args(arguments)
     for name, least in (("batch", 1), ("dim", 1), ("ahead", 0)):
         if getattr(options, name) < least:
@@ -91,7 +93,7 @@ def _parse_checked(parser: CommandParser, arguments: Sequence[str] | None) -> ar
 
 
 def _bytes_per_second(text: str) -> float:
-    """Parses `--bandwidth`: a size with a unit, or a number of GB, per second."""
+    """Parses `--bandwidth`, a size with a unit or a number of GB (per second); returns bytes per second."""
     try:
         speed = 1e9 * float(text)
     except ValueError:
@@ -182,7 +184,7 @@ def _advise(options: argparse.Namespace) -> None:
         print(f"look_ahead sees {options.ahead} batches in advance: use rec_sdk_torch.prefetch(depth={options.ahead}).")
     print(f"Modelled time of a batch's swaps with this cache, all tables: {1e3 * advice.seconds:.3f} ms.")
     rows = {table.name: table.sizes[advice.size_indices[table.name]] for table in tables}
-    print(f"cache={rows!r}, cache_policy={advice.policy!r}")  # arguments of a collection
+    print(f"cache={rows!r}, cache_policy={advice.policy!r}")  # can be pasted as arguments of a collection
     if options.plot:
         draw_miss_rates(tables, options.plot)
         print(f"drawn: {options.plot}")

@@ -1,4 +1,4 @@
-"""The modelled time of a cache's swaps."""
+"""Models the time that a cache takes to copy missing rows in and victims out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Bandwidth:
     """Bandwidth of copies between the host and a device, in bytes per second.
 
     Attributes:
-        to_device: copies into the cache.
-        to_host: copies out of it.
-        source: where the numbers are from, for the report.
+        to_device: bandwidth of copies into the cache.
+        to_host: bandwidth of copies out of the cache.
+        source: description of how the bandwidth was obtained, for the report.
     """
 
     to_device: float
@@ -29,7 +29,7 @@ class Bandwidth:
     source: str
 
     def seconds(self, counts: Counts, record_bytes: int) -> float:
-        """Returns the modelled seconds of one batch's swaps: bytes divided by bandwidth.
+        """Returns the modelled mean time of one batch's copies, in seconds: their bytes divided by the bandwidth.
 
         Latency and overlap with computation are ignored.
         """
@@ -49,7 +49,7 @@ def _best_rate(target: torch.Tensor, source: torch.Tensor, device: torch.device)
 
 
 def measure_bandwidth(device: torch.device) -> Bandwidth:
-    """Measures copies of 64 MiB, from pinned memory if the backend has it.
+    """Measures the bandwidth with copies of 64 MiB; host memory is pinned if the backend pins its staging buffers.
 
     Raises:
         ImportError, ValueError, NotImplementedError, RuntimeError: the device cannot be used.

@@ -14,7 +14,7 @@ def _format_memory(count: int) -> str:
 
 
 def report_lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]:
-    """Yields a table of sizes for each table: memory, miss rate of each policy, modelled time of the first policy."""
+    """Yields the report's lines: for each table and cache size the memory, miss rates, and the first policy's time."""
     for table in tables:
         policies = list(table.counts)
         some = table.counts[policies[0]][0]
@@ -37,7 +37,7 @@ def report_lines(tables: Sequence[Table], bandwidth: Bandwidth) -> Iterator[str]
 
 
 def draw_miss_rates(tables: Sequence[Table], path: Path) -> None:
-    """Plots the miss rate over the cache size for each table and policy.
+    """Plots miss rate against cache size for each table and policy.
 
     Raises:
         ImportError: matplotlib is not installed.

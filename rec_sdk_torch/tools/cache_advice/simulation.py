@@ -11,7 +11,7 @@ from ... import _engine
 from .traces import Int64Array
 
 MAX_AHEAD = 15
-"""Largest number of batches that may be announced beside the planned one."""
+"""Largest number of future batches that a policy may be shown while one batch is planned."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Counts:
 
     Attributes:
         batches: batches with at least one id.
-        rows: distinct rows of each batch, summed.
-        new: rows that no earlier batch had.
-        misses: rows that were not in the cache, including new ones.
+        rows: sum over all batches of each batch's distinct rows.
+        new: rows that appeared in a batch for the first time.
+        misses: rows that were not in the cache, including new rows.
         rows_in: rows copied to the cache.
         rows_out: victims written back to the host.
-        lookups: ids of all batches.
+        lookups: number of ids in all batches, with repetitions.
     """
 
     batches: int
@@ -44,11 +44,11 @@ class Counts:
 
 
 class Simulation:
-    """The batches of one table, for caches of any size and policy.
+    """Simulator of caches of any size and policy on the batches of one table.
 
     Attributes:
         distinct: number of distinct ids.
-        largest: distinct ids of the largest batch.
+        largest: largest number of distinct ids in one batch.
     """
 
     def __init__(self, ids: Int64Array, starts: Int64Array) -> None:
@@ -67,17 +67,18 @@ class Simulation:
 
     @classmethod
     def from_batches(cls, batches: Sequence[Int64Array]) -> Simulation:
-        """Creates the simulation of separate batches, int64 `[n]` each."""
+        """Creates a simulation from a list of batches; each is an array of ids, int64 `[n]`."""
         return cls(np.concatenate(batches), np.cumsum([0, *map(len, batches)]))
 
     def run(self, slots: int, policy: str, ahead: int, warm: int = 0) -> Counts:
-        """Plans all batches as the engine does, each trained before the next one.
+        """Plans all batches as the engine does, as if each batch was trained before the next was planned.
 
         Args:
-            slots: rows of the cache.
+            slots: number of rows that the cache holds.
             policy: name of the policy.
-            ahead: batches announced in advance, at most `MAX_AHEAD`; ignored by policies that do not look ahead.
-            warm: number of first batches that are planned but not counted.
+            ahead: number of future batches that the policy sees, at most `MAX_AHEAD`; ignored by policies that do not
+                look ahead.
+            warm: number of batches at the beginning that are planned but not counted.
 
         Raises:
             CacheTooSmallError: a batch has more distinct ids than slots.

@@ -17,7 +17,7 @@ OFFSETS = "_offsets"
 
 
 class TraceError(ValueError):
-    """Exception for a file that is not a trace, or is damaged; the message names the file."""
+    """Exception raised if a file is not a trace or is damaged; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,25 @@ class TableTrace:
 
     Attributes:
         ids: int64 `[n]`, in the order of the samples.
-        offsets: int64 `[samples + 1]`, where the ids of each sample begin; the last one is n.
+        offsets: int64 `[samples + 1]`, position in `ids` where the ids of each sample begin; the last element is n.
     """
 
     ids: Int64Array
     offsets: Int64Array
 
     def starts(self, samples: int) -> Int64Array:
-        """Returns where each batch of `samples` samples begins in `ids`, without empty batches, followed by n."""
+        """Returns where each batch of `samples` samples begins in `ids`, then n; empty batches are left out."""
         found: Int64Array = np.unique(np.append(self.offsets[:-1:samples], self.offsets[-1]))
         return found
 
 
 def read_traces(path: Path) -> dict[str, TableTrace]:
-    """Reads the traces of a file, by table.
+    """Returns the traces in a file, by table name.
 
     A `.npz` or `.safetensors` file has an array of integers for each table. `[samples]` has one id per sample,
-    `[samples, k]` has k ids per sample. An array `[n]` beside `<table>_offsets` `[samples + 1]` has the ids of all
-    samples in a row. A `.parquet` file has a column of integers, or of lists of integers, for each table. Arrays and
-    columns of other types are ignored.
+    `[samples, k]` has k ids per sample. With a second array `<table>_offsets` `[samples + 1]`, the table's array is
+    `[n]`, the ids of all samples one after another. A `.parquet` file has a column of integers, or of lists of
+    integers, for each table. Arrays and columns of other types are ignored.
 
     Raises:
         TraceError: the file does not exist, cannot be read, or has no ids.

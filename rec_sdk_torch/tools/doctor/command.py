@@ -1,10 +1,10 @@
-"""Reports what works on this machine: versions, devices, memory, threads; then trains a small table on each device.
+"""Reports versions, devices, memory and threads of this machine, and trains a small table on each device.
 
-Send the report along with a question. The command changes nothing and writes only to a temporary folder. A device that
-does not work is listed with the reason. The self-test trains a cached table for ten seconds on each working device, and
-the same table in plain torch. It compares all weights, then saves and loads. The exit status is 0 if the CPU and every
-working device pass. It is 1 if a device fails, a device of --device does not work, or nothing can be imported. It is 2
-after a wrong argument.
+Attach the report to a question. The command changes nothing and writes only to a temporary folder. A device that does
+not work is listed with the reason. The self-test trains a cached table for ten seconds on each working device, and the
+same table in plain torch. It compares all weights, then saves the table and loads the save. The exit status is 0 if the
+CPU and every working device pass. It is 1 if a device fails, a device of --device does not work, or nothing can be
+imported. It is 2 after a wrong argument.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _message_on_one_line(error: BaseException) -> str:
 
 
 def _import_problem(module: str) -> str:
-    """Returns why a module cannot be imported; "" if it can."""
+    """Returns the reason why a module cannot be imported, "" if it can."""
     try:
         importlib.import_module(module)
     except Exception as error:
@@ -71,14 +71,14 @@ def _torch_lines() -> list[str]:
 
 
 def _check_device(kind: str, seconds: float) -> bool | None:
-    """Prints whether a device works and passes the self-test; returns None if it does not work."""
+    """Prints whether a device works and passes the self-test; returns whether it passes, None if it does not work."""
     from ...operators.devices.backends import backend_for, parse_device
 
     print(f"\ndevice {kind}", flush=True)
     try:
         device = parse_device(kind)
         free = backend_for(device).free_memory(device)
-    except Exception as error:  # torch_npu and CUDA raise errors of many types
+    except Exception as error:  # torch_npu and CUDA raise exceptions of many types
         print(f"  does not work here: {_message_on_one_line(error)}", flush=True)
         return None
     print(f"  works: {device}, {machine.format_bytes(free)} free", flush=True)

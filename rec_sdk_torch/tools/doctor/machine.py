@@ -48,7 +48,7 @@ def system() -> Iterator[str]:
 
 
 def packages() -> Iterator[str]:
-    """Yields the installed versions of torch and of other packages that this one uses."""
+    """Yields the installed versions of torch and other packages that rec_sdk_torch uses."""
     for name in _PACKAGES:
         try:
             yield f"{name} {importlib.metadata.version(name)}"
@@ -71,7 +71,7 @@ def _cpu_name() -> str:
 
 
 def _cpu_quota() -> str:
-    """Returns how many processors a container may use; "" without a limit."""
+    """Returns the number of processors that the container may use, as text; "" if there is no limit."""
     quota, _, period = read_text(_CGROUP / "cpu.max").partition(" ")
     if quota.isdecimal() and period.isdecimal():
         return f", of which the container may use {int(quota) / int(period):.1f}"
@@ -97,13 +97,13 @@ def _page_locked() -> str:
 
 
 def memory() -> Iterator[str]:
-    """Yields free host memory, huge-page settings, and free space for files."""
+    """Yields free host memory, huge-page settings, and free disk space."""
     fields = (line.split() for line in read_text("/proc/meminfo").splitlines())
     info = {name.rstrip(":"): int(rest[0]) for name, *rest in fields if rest and rest[0].isdecimal()}
     if info:
         limit = read_text(_CGROUP / "memory.max")
         bound = f", the container's limit {format_bytes(int(limit))}" if limit.isdecimal() else ""
-        free, total = (format_bytes(info[name] << 10) for name in ("MemAvailable", "MemTotal"))  # values are KiB
+        free, total = (format_bytes(info[name] << 10) for name in ("MemAvailable", "MemTotal"))  # the numbers are KiB
         yield f"host memory: {free} free of {total}{bound}"
     huge = read_text("/sys/kernel/mm/transparent_hugepage/enabled")
     chosen = huge[huge.find("[") + 1 : huge.find("]")] if "[" in huge else "unknown"

@@ -23,11 +23,11 @@ class Outcome:
     """The result of a self-test.
 
     Attributes:
-        steps: training steps.
-        seconds: duration, including plain torch.
-        rows_in: rows that were copied to the cache.
-        difference: largest difference of a weight from plain torch.
-        saved: whether a save restored the same bits.
+        steps: number of training steps.
+        seconds: duration of training, including the steps in plain torch.
+        rows_in: number of rows that were copied to the cache.
+        difference: largest absolute difference between a weight and the same weight in plain torch.
+        saved: whether a save, loaded into another table, restored weights with the same bits.
     """
 
     steps: int
@@ -60,7 +60,7 @@ def _table(device: torch.device, seed: int) -> TableBatchedEmbedding:
 
 
 def train(device: torch.device, seconds: float) -> Outcome:
-    """Trains the same batches on `device` and in plain torch on the host, compares, saves and loads.
+    """Trains a table on `device` and in plain torch on the host with the same batches, then tests a save and a load.
 
     Raises:
         Exception: any error of training, saving or loading.
