@@ -55,7 +55,7 @@ _MODULES_OF_REC_SDK: dict[str, dict[str, str]] = {
     "hybrid_torchrec.saver": _SAVER,
     "hybrid_torchrec.utils": _UTILS,
 }
-"""Modules of Rec SDK; for each the source modules below `rec_sdk_torch`, with the names that each provides."""
+"""Modules of Rec SDK. Each maps modules under `rec_sdk_torch` to the names taken from them."""
 
 _MODULES_OF_DYNAMICEMB: dict[str, dict[str, str]] = {
     "": {

@@ -20,7 +20,7 @@ IGNORED = {
     "res_params": "there is no raw embedding streaming",
     "stats_reporter_config": "nothing is reported: read cache_stats() and memory_report() of .tables, or use CacheLog",
 }
-"""Arguments that are accepted with one logged line, and its text."""
+"""Reasons that are logged for ignored arguments, by argument name."""
 
 REFUSED = {
     "tbe_input_multiplexer_config": "look at batches before the forward",
@@ -28,7 +28,7 @@ REFUSED = {
     "is_qr_tbe": "there is no quotient-remainder module",
     "preallocated_host_buffers": "rows are stored together with their optimizer states, by the engine",
 }
-"""Arguments that must keep their default, and what to use instead."""
+"""Alternatives to arguments that must keep their default, by argument name."""
 
 _MODES_OF_OPTIMIZERS = {
     "use_rowwise_bias_correction": "Adam corrects by the updates of the table, and counts none of a row",

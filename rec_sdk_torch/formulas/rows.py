@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 LEAST_NORM = 3e-23
-"""The least divisor that formulas use for a norm."""
+"""The smallest divisor that formulas use in place of a norm."""
 LARGEST = torch.finfo(torch.float32).max
 
 

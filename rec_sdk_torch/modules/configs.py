@@ -224,7 +224,7 @@ _WITHOUT_EFFECT = (
     "enable_embedding_update",
     "stash_weights",
 )
-"""Fields of TorchRec's configs that are not supported; older versions of TorchRec have fewer of them."""
+"""Fields of TorchRec's configs that must keep their default; older versions of TorchRec lack some of them."""
 
 
 def _check_fields_without_effect(config: BaseEmbeddingConfig) -> None:

@@ -135,7 +135,7 @@ void test_saturation_of_arithmetic() {
       check(on ? 0xfbff : 0xfc00);
       ReduceSum(y, x, y, 16);
       check(infinity);
-      Duplicate(y, half(kInfinity), 16);  // moves bits, as Gather does
+      Duplicate(y, half(kInfinity), 16);  // copies bits without saturation, like Gather
       check(0x7c00);
       Sub(moved, y, y, 16);
       order<HardEvent::V_S>();
@@ -149,7 +149,8 @@ void test_control_register() {
   twin({"end of the kernel", "bit 48 of the control register is 1", "set_ctrl must put back"}, {{}, 3},
        [](bool repaired) {
          const auto before = static_cast<uint64_t>(get_ctrl());
-         CHECK((before & kKeepsInfinity) == 0);  // also after a kernel that did not restore it
+         CHECK((before & kKeepsInfinity) ==
+               0);  // holds even if the kernel before did not restore the register
          set_saturation(false);
          if (repaired) set_ctrl(before);
        });

@@ -171,7 +171,7 @@ void test_flags_set_again() {
     SetFlag<Event::S_MTE2>(repaired ? EVENT_ID1 : EVENT_ID0);
     WaitFlag<Event::S_MTE2>(repaired ? EVENT_ID1 : EVENT_ID0);
   });
-  passes([](Memory& m) {  // the scalar unit waited itself
+  passes([](Memory& m) {  // the wait by the scalar unit makes the second SetFlag safe
     flag<Event::MTE2_S>(m);
     flag<Event::MTE2_S>(m);
   });

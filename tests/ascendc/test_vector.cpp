@@ -43,7 +43,7 @@ LocalTensor<T> local(Ub& ub, const std::vector<T>& values) {
   const auto tensor = ub.Alloc<T>(static_cast<uint32_t>(values.size()));
   for (size_t i = 0; i < values.size(); ++i) tensor.SetValue(static_cast<uint32_t>(i), values[i]);
   order<HardEvent::S_V>();
-  order<HardEvent::V_S>();  // the flag may be set again
+  order<HardEvent::V_S>();  // allows to set flag S_V again
   return tensor;
 }
 

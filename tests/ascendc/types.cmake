@@ -1,4 +1,4 @@
-# Each case of types.cpp must fail to compile with its message; case 0 must compile, for both chip generations.
+# Compiles types.cpp: case 0 must compile for both chip generations; every other case must fail with its message.
 set(compile "${CMAKE_CXX_COMPILER}" -std=c++17 -fsyntax-only "-I${REC_SDK_ROOT}"
     "-I${REC_SDK_ROOT}/emulator/ascendc" "${CMAKE_CURRENT_SOURCE_DIR}/types.cpp")
 
@@ -30,6 +30,6 @@ rec_sdk_must_not_compile(13 "ReduceSum: half and float only")
 rec_sdk_must_not_compile(14 "Exp: half and float only")
 rec_sdk_must_not_compile(15 "AtomicAdd.* was not declared")
 rec_sdk_must_not_compile(16 "is for queues; a TBuf takes a length alone")
-rec_sdk_must_not_compile(17 "SaturationMode.* has not been declared")  # from CANN 9.1 on only
+rec_sdk_must_not_compile(17 "SaturationMode.* has not been declared")  # exists only from CANN 9.1 on
 rec_sdk_must_not_compile(18 "Muls: with a count, isSetMask = false has no effect on 950")
 rec_sdk_must_not_compile(19 "Adds: with a count, isSetMask = false has no effect on 950")

@@ -119,7 +119,7 @@ void check(int64_t dim) {
                               coefficients,     found.slots};
   const auto launch = [](const char* name, int64_t cores, const rec_sdk::emulator::Buffers& buffers,
                          const auto& body) { ascendc_tests::run(name, cores, buffers, body); };
-  const rec_sdk::emulator::GradientList one;  // without a table
+  const rec_sdk::emulator::GradientList one;  // the only gradient needs no list
   const rec_sdk::emulator::UpdateLauncher<decltype(launch)> launcher{launch, a, one, {}, 7};
   launcher.template launch<Optimizer, rec_sdk::ascendc::FloatWeights>();
   const std::string title =

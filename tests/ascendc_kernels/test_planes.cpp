@@ -121,7 +121,7 @@ void check(const char* name) {
   const auto run = [&](int planes) { on_planes<Formula>(a.data(), b.data(), found.data(), planes); };
   ascendc_tests::run(name, 1, buffers, [&] { run(std::max(1, kPlanes)); });
   ascendc_tests::check_bits(name, 1, found, expected);
-  if (kPlanes > 1) {  // with one less, it writes past the end of the pool
+  if (kPlanes > 1) {  // with one plane less, the kernel writes past the end of the pool
     bool refused = false;
     try {
       rec_sdk::emulator::run_kernel(name, 1, buffers.list(), [&] { run(kPlanes - 1); });

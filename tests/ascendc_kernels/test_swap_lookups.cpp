@@ -30,7 +30,7 @@ struct Swap {
   int64_t count, bytes;
   std::vector<uint8_t> before, after, rows, left;
   std::vector<int32_t> slots, victim_indices;
-  rec_sdk::Weights weights;  // of `after`
+  rec_sdk::Weights weights;  // weights in the cache `after`
 
   // Swaps random slots, but never the last slot.
   Swap(Random* random, const Table& table, int64_t count_, Victims victims)

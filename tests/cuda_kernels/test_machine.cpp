@@ -300,7 +300,7 @@ int main() {
   check_error(different_masks, "thread 16 waits in __shfl_sync with mask 0xffffffff at ");
   check_error(empty_mask, "an empty mask in __syncwarp at ");
   check_error(odd_width, "a shuffle of width 12");
-  check_right_kernels();  // after the stacks of the incorrect ones were dropped
+  check_right_kernels();  // the machine must still work after incorrect kernels were stopped
   check_launches();
   check_sanitizers();
   return check_result();

@@ -172,7 +172,7 @@ int main(int count, char** arguments) {
   check_batch(8, {0, 0, 0, 0}, "no lookups", false, Spacing::kOdd);
   check_batch(8, std::vector<int32_t>(30, 130), "hot rows only", true, Spacing::kRecords);
   for (const int64_t dim : {1, 4, 20}) {
-    for (const int64_t gradients : {3, 64, 65, 200}) {  // one launch takes 64
+    for (const int64_t gradients : {3, 64, 65, 200}) {  // a launch accepts at most 64
       check_batch(dim, with_hot_rows(short_rows(60), around_chunks), "several gradients, hot rows",
                   gradients % 2 == 0, dim == 4 ? Spacing::kRecords : Spacing::kOdd, gradients);
     }

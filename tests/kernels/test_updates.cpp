@@ -196,7 +196,7 @@ void update(const Optimizer& optimizer, int64_t dim, DType dtype, bool scaled,
     CHECK(after.bytes == after_update(gradients.joined()).bytes);
     CHECK(after.bytes == after_update(gradients.segments()).bytes);
     if (!checked) check_cache(optimizer, tables, gradients, before, after);
-    checked = true;  // the others must give the same bits
+    checked = true;  // once is enough: other instruction sets must give the same bits
     checksum->add(after.bytes);
   });
 }

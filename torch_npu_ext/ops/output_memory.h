@@ -29,7 +29,7 @@ class OutputMemory {
  private:
   struct Free {
     Block block;
-    uint64_t since;  // number of blocks taken before it was returned
+    uint64_t since;  // value of taken_ when the block was returned
   };
   // The number of blocks that are kept: a batch has one output per group of tables, and training uses the
   // outputs of a few batches at a time.

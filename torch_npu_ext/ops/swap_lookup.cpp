@@ -76,7 +76,7 @@ Tensor swap_lookup_sequence_output(const SwapAndLookups& all) {
   const Checker check(all.op, all.cache);
   check.tensor("cache", all.cache, ScalarType::Byte, 2);
   check.tensor("lookup_slots", all.lookup_slots, ScalarType::Int, 1);
-  weights_of(check, all);  // checks dim before it is used
+  weights_of(check, all);  // called for its check of `dim`
   return empty_output(all.cache, all.lookup_slots.size(0), all.dim);
 }
 

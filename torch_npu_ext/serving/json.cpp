@@ -93,7 +93,7 @@ class JsonParser {
     }
   }
 
-  std::string string() {  // called behind the opening quotation mark
+  std::string string() {  // called after the opening quotation mark has been read
     std::string found;
     for (char c = next(); c != '"'; c = next()) {
       if (c == '\\') {

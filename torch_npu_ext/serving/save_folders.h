@@ -42,7 +42,7 @@ class SaveArchive {
 
   std::vector<std::string> folders_;
   std::string table_;
-  std::map<Path, Known> known_;  // by folder of the save
+  std::map<Path, Known> known_;  // saves read so far, by folder
 };
 
 }  // namespace rec_sdk

@@ -44,7 +44,7 @@ Save read_save(const Path& folder, const std::string& table);
 // The positions of the tensors in a file of a save.
 struct Tensors {
   Path path;
-  int64_t ids, weight;  // weight is -1 if there is none
+  int64_t ids, weight;  // offsets; `weight` is -1 if the file has no weights
 };
 Tensors open_tensors(const Save& save, const SavedFile& file, const SavedTable& table);
 

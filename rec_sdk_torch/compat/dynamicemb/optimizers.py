@@ -34,7 +34,7 @@ _READS: dict[EmbOptimType, tuple[type[torch.optim.Optimizer], tuple[str, ...], s
         "exact_row_wise_adagrad",
     ),
 }
-"""Class of each optimizer, the arguments that it uses besides the learning rate, and its name in dumps."""
+"""Each optimizer's class, the arguments that it uses besides the learning rate, and its name in dumps."""
 
 _IRRELEVANT = {
     "prefetch_pipeline",

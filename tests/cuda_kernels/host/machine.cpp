@@ -25,7 +25,7 @@ using rec_sdk::emulator::Fiber;
 
 constexpr int kWarp = 32, kMaxThreads = 1024;
 constexpr unsigned kMaxBlocks = 0x7fffffffu;
-constexpr uint32_t kWholeBlock = 0;  // as the mask of a call
+constexpr uint32_t kWholeBlock = 0;  // mask of a call that waits for the whole block
 
 struct Memory {
   void* data;
@@ -129,7 +129,7 @@ class Machine {
 };
 
 Machine& machine() {
-  static auto* only = new Machine;  // never destroyed: a program may end within a kernel
+  static auto* only = new Machine;  // never destroyed, because a program may end inside a kernel
   return *only;
 }
 
@@ -162,7 +162,7 @@ void Machine::run(const void* kernel, const dim3& grid, const dim3& block,
     if (failure_.empty()) continue;
     const std::string message = name_of(kernel) + ", " + failure_;
     failure_.clear();
-    threads_.clear();  // the kernel was stopped
+    threads_.clear();  // drops the fibers of the stopped kernel
     throw KernelError(message);
   }
 }
