@@ -149,8 +149,8 @@ void test_control_register() {
   twin({"end of the kernel", "bit 48 of the control register is 1", "set_ctrl must put back"}, {{}, 3},
        [](bool repaired) {
          const auto before = static_cast<uint64_t>(get_ctrl());
-         CHECK((before & kKeepsInfinity) ==
-               0);  // holds even if the kernel before did not restore the register
+         // This holds even if the kernel before did not restore the register.
+         CHECK((before & kKeepsInfinity) == 0);
          set_saturation(false);
          if (repaired) set_ctrl(before);
        });

@@ -34,8 +34,8 @@ Copies copies_of(const ascendc_tests::Kernel& kernel) {
 
 // Checks that the number of copies is `least`, the number for the rows, plus at most kOthers other copies.
 void check_count(const std::string& title, int64_t copies, int64_t least) {
-  constexpr int64_t kOthers =
-      150;  // for slots, offsets, gradients, and the last row of tiles with an odd number of rows
+  // Copies of slots, offsets and gradients, and of the last row in tiles with an odd number of rows.
+  constexpr int64_t kOthers = 150;
   std::printf("%s: %lld copies, at least %lld for the rows\n", title.c_str(), static_cast<long long>(copies),
               static_cast<long long>(least));
   CHECK(copies >= least && copies <= least + kOthers);

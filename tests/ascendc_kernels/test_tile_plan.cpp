@@ -30,8 +30,8 @@ void check(const RecordShape& shape, RowNeeds needs, const BesideTile& beside, i
   using rec_sdk::ascendc::kLanes;
   CHECK(plan.width % kLanes == 0);
   const int64_t tiles = rec_sdk::ascendc::ceil_div(shape.dim, plan.width);
-  TilePlan wider =
-      plan;  // covers all columns with one tile less; the pitch avoids bank conflicts between rows
+  // A plan that covers all columns with one tile less. Its pitch avoids bank conflicts between rows.
+  TilePlan wider = plan;
   wider.rows = 1;
   wider.pitch = rec_sdk::ascendc::align_up(rec_sdk::ascendc::ceil_div(shape.dim, tiles - 1), kLanes) + kLanes;
   CHECK(bytes_of(shape, needs, beside, wider) > rec_sdk::ascendc::kUbBytes);

@@ -41,8 +41,8 @@ float* Checker::matrix(const char* name, const Tensor& tensor) const {
 float* Checker::matrix(const char* name, size_t index, const Tensor& tensor) const {
   try {
     return matrix(name, tensor);
-  } catch (
-      const std::runtime_error&) {  // the name is built only after an error: it costs more than the checks
+  } catch (const std::runtime_error&) {
+    // The name is built only after an error, because that costs more than the checks.
     return matrix((std::string(name) + "[" + std::to_string(index) + "]").c_str(), tensor);
   }
 }
