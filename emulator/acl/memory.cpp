@@ -134,7 +134,7 @@ aclError aclrtMallocAlign32(void** address, size_t bytes, aclrtMemMallocPolicy p
   return aclrtMalloc(address, bytes, policy);
 }
 
-// Does not wait for streams, as on hardware; work that still uses the memory fails when it runs.
+// Does not wait for streams, like the hardware. Work that still uses the memory fails when it runs.
 aclError aclrtFree(void* address) {
   if (address == nullptr) {
     return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtFree: the address is null");

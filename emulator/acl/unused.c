@@ -1,5 +1,5 @@
-// Functions that torch_npu resolves when it is loaded, and that do nothing here: profiling, dumps,
-// descriptions of operators for the graph engine, kernels in CANN's binary format.
+// Functions that torch_npu resolves when it is loaded. They do nothing here. They are for profiling, dumps,
+// descriptions of operators for the graph engine, and kernels in CANN's binary format.
 #include <stdint.h>
 
 #define UNUSED(name)                                          \

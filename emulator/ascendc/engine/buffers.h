@@ -45,7 +45,7 @@ struct LocalBuffers {
   uint32_t pipe = 1;             // changes when all buffers are released
   uint32_t next_generation = 1;  // never reset, so that old tensors cannot match
 
-  // Returns whether the tensor's memory still belongs to it.
+  // Returns whether the tensor still owns its memory.
   bool has(const UbTensor& tensor) const {
     return tensor.buffer == kNoBuffer ||
            (tensor.buffer < count && items[tensor.buffer].generation == tensor.generation);

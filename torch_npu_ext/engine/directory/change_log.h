@@ -78,7 +78,7 @@ class ChangeLog {
     return {ids_.data() + epoch_of(since)->second, ids_.data() + ids_.size()};
   }
 
-  // Returns distinct ids, ascending, among which are the ids of all rows that changed after version `since`.
+  // Returns distinct ids, ascending, which include the ids of all rows that changed after version `since`.
   // Precondition: knows(since).
   std::vector<int64_t> ids_after(uint64_t since) const {
     std::vector<int64_t> ids(ids_.begin() + static_cast<int64_t>(epoch_of(since)->second), ids_.end());

@@ -1,5 +1,5 @@
-// A pool of the numbers 0, 1, 2, ..., for rows or slots. A freed number is reused before any new one, the one
-// freed last first, so the numbers depend only on the order of calls.
+// A pool of the numbers 0, 1, 2, ..., for rows or slots. Freed numbers are reused before new ones, and the
+// number that was freed last is reused first. The numbers thus depend only on the order of calls.
 #pragma once
 
 #include <cstdint>

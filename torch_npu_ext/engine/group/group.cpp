@@ -7,7 +7,7 @@
 namespace rec_sdk {
 namespace {
 
-// Slots and the missing rows of a batch share one 32-bit numbering, so slots must not use all of its numbers.
+// The number of slots is limited, because slots and the missing rows of a batch share one 32-bit numbering.
 constexpr int64_t kMaxSlots = int64_t{1} << 30;
 
 int64_t count_slots(const GroupSpec& spec) {

@@ -77,8 +77,8 @@ class Window {
   void reserve(const Bound& bound, PlanBuffers* plan);
   void move(PlanBuffers* plan) noexcept;
   void undo(PlanBuffers* plan) noexcept;
-  void finish(const PlanBuffers& plan) noexcept;  // the plan is applied: sums of the rows in are on the
-                                                  // device, and their positions become free
+  // Must be called when the plan is applied: frees the positions of the sums that are now on the device.
+  void finish(const PlanBuffers& plan) noexcept;
 
   // write() stores the sums [rows, 2 * dim] of the plan's rows out; read() returns the sums of its rows in.
   // The latter stay in memory until finish().

@@ -217,9 +217,9 @@ void ColumnUpdates::touch(Group* group, PlanBuffers* plan) noexcept {
   };
   for (const Part& part : parts_) {
     Table& table = group->tables[part.table];
+    // A table whose only column is the version needs no copies, because saves do not contain the version.
     if (table.snapshot == nullptr || table.columns.places().undone_bytes() == 0) continue;
-    const int32_t* const slots = plan->unique_slots;  // only for tables with other columns than the version,
-                                                      // which saves do not contain
+    const int32_t* const slots = plan->unique_slots;
     for (int32_t u = part.begin; u < part.end; ++u) {
       const uint32_t slot = static_cast<uint32_t>(slots[u]);
       table.snapshot->keep(table.row_in(slot, group->slot_ids[slot]), table.columns);

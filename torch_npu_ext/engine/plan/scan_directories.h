@@ -15,7 +15,7 @@ void with_ids(const Batch& batch, const Batch::Piece& piece, const Use& use) {
   }
 }
 
-// List of the missing rows of a table, to which it assigns keys: first the free slots, then keys beyond all
+// A list of the missing rows of a table. It assigns keys to them: first the free slots, then keys beyond all
 // slots.
 class MissList {
  public:

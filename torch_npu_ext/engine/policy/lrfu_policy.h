@@ -58,12 +58,10 @@ class LrfuPolicy : public CachePolicy {
   int64_t slots_;
   HugeArray<Score> scores_;
   uint32_t ghost_count_;
-  HugeArray<Score> ghosts_;  // scores of evicted rows; in a large table several rows share an entry, and the
-                             // latest one overwrites it
-  bool counting_ =
-      false;           // false until the first eviction, so that tables that fit into the cache cost nothing
-  int64_t clock_ = 0;  // the score of a single use now
-  int64_t uses_ = 0;   // number of uses since the clock's last step
+  HugeArray<Score> ghosts_;  // scores of evicted rows; in a large table, several rows share an entry
+  bool counting_ = false;    // not before the first eviction: tables that fit into the cache cost nothing
+  int64_t clock_ = 0;        // the score of a single use now
+  int64_t uses_ = 0;         // number of uses since the clock's last step
 };
 
 }  // namespace rec_sdk

@@ -83,8 +83,9 @@ class HostStore {
     int64_t huge_pages = 0;                  // number of huge pages that written rows touch
     int64_t committed = 0;                   // committed bytes of `memory`
     std::atomic<char*> records{nullptr};     // start of `memory` or `mapping`, for threads without the lock
-    std::atomic<Word*> written{nullptr};  // one bit per row, set if it is written; stored last, with release,
-                                          // so that readers see `records`
+    // One bit per row, set if the row is written. This pointer is stored last, with release, so that readers
+    // that see it also see `records`.
+    std::atomic<Word*> written{nullptr};
   };
   // A block of chunks. Both buffers have a part for each chunk, which takes no memory before a row of the
   // chunk is written.
