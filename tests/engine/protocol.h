@@ -17,7 +17,7 @@
 
 namespace rec_sdk {
 
-// Mistakes that the Python code could make. Each of them must be found.
+// Mistakes that the Python code could make. The tests plant each of them and must find it.
 enum class Bug {
   kNone,
   kLandsEarly,        // a write-back is completed before the copy to the host is done

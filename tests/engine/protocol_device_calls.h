@@ -200,7 +200,8 @@ inline void Protocol::launch_lookup(const Made& made) {
   });
 }
 
-// Models Group.update. It adds a number to each distinct row of the batch that no other batch adds.
+// Models Group.update. It adds a number to each distinct row of the batch; every batch adds a different
+// number.
 inline void Protocol::launch_update(const Made& made) {
   const PlanBuffers& p = **made.host;
   const Block* const arena = made.arena.memory.get();

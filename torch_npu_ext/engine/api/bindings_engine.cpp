@@ -154,8 +154,8 @@ void bind_batches(EngineClass& engine) {
             return run_unlocked([&] { return e.read(plan, out); });
           },
           py::arg("read_plan"), records,
-          R"(Fills the records [host_count] of the plan's host rows. Returns (places [m], tables [m]) of those
-          with initial values: their positions in `records` and their tables.
+          R"(Fills the records [host_count] of the plan's host rows. Returns (places [m], tables [m]): of each
+          record with initial values, the position in `records` and the table.
 
           Raises RuntimeError while a write-back of the plan's sources is pending.)")
       .def(
@@ -193,8 +193,8 @@ void bind_batches(EngineClass& engine) {
           plan, records, py::arg("initial") = false,
           R"(Fills the records [I] of the incoming rows (rows in), from the host store or with initial values.
 
-          initial: also returns (places [m], tables [m]) of the rows with initial values: their positions in
-          `records` and their tables. Otherwise both arrays are empty.
+          initial: also returns (places [m], tables [m]): of each record with initial values, the position in
+          `records` and the table. Otherwise both arrays are empty.
           Raises RuntimeError while a write-back of the plan's sources is pending.)")
       .def(
           "read_ahead",
@@ -244,8 +244,8 @@ void bind_batches(EngineClass& engine) {
             e.read_spilled(begin, end, out, out_sums);
           },
           py::arg("begin"), py::arg("end"), records, sums,
-          R"(Fills the records and sums of entries [begin, end) of `rows` of window_rows. Raises IndexError
-          outside the range.)")
+          R"(Fills the records and sums of entries [begin, end) of the array `rows` that window_rows returns.
+          Raises IndexError outside of the array.)")
       .def(
           "write_spilled",
           [](Engine& e, int64_t begin, int64_t end, Records records) {
@@ -256,8 +256,8 @@ void bind_batches(EngineClass& engine) {
             e.write_spilled(begin, end, in);
           },
           py::arg("begin"), py::arg("end"), records,
-          R"(Stores the records of entries [begin, end) of `rows` of window_rows. Raises IndexError outside
-          the range.)")
+          R"(Stores the records of entries [begin, end) of the array `rows` that window_rows returns. Raises
+          IndexError outside of the array.)")
       .def("close_window", unlocked(&Engine::close_window), R"(Closes the accumulation window: no row has a
           sum afterwards.)");
 }

@@ -152,8 +152,8 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("rows_in", field(&PlanBuffers::rows_in), R"(The number of rows in (misses), I.)")
       .def_property_readonly(
           "segment_lookups", [](const Plan& p) { return p->segment_offsets[p->uniques]; },
-          R"(The number of the batch's lookups, except lookups of default rows, which come last in segment
-          order.)")
+          R"(The number of lookups of the batch, not counting lookups of default rows. The latter come last in
+          segment order.)")
       .def_property_readonly("window_out", field(&PlanBuffers::window_out), R"(The number of rows out with
           sums, P.)")
       .def_property_readonly("window_in", field(&PlanBuffers::window_in), R"(The number of rows in with

@@ -32,7 +32,7 @@ void bind_simulation(py::module_& m) {
           R"(Simulates training on the batches, one after another, with a cache; returns (rows, new rows,
           misses, rows out).
 
-          slots: the rows that the cache holds.
+          slots: the number of rows that fit into the cache.
           ahead: the number of batches announced ahead of the one that is planned.
           warm: the number of batches at the beginning that are not counted.
           Raises CacheTooSmallError if a batch has more rows than slots, ValueError for an unknown policy,

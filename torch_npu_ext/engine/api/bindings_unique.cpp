@@ -107,7 +107,7 @@ void bind_unique(py::module_& m) {
 
           home: the ownership rule of the table: (rank, 0) if one rank owns all ids; (-1, 0) for id mod
           world_size, by floor; (-2, 0) for a hash of the id; (-3, block) for id / block, or id mod world_size
-          for ids beyond the last rank's block. Raises ValueError for an invalid rule.)");
+          for ids outside of the ranks' blocks. Raises ValueError for an invalid rule.)");
   const auto table = [](auto member) {
     return [member](const py::object& self) {
       const auto& batch = self.cast<const UniqueBatch&>();

@@ -116,8 +116,8 @@ class Engine : public GroupAccess {
   void mark(const Plan& plan, Span<int32_t> slots);
   bool window_open();
   struct WindowRows {
-    std::vector<int32_t> slots, slot_offsets;  // [n] cached, ascending; [T + 1]
-    std::vector<int64_t> rows;                 // [m] outside the cache, ascending within a table
+    std::vector<int32_t> slots, slot_offsets;  // [n] slots of cached rows, ascending; [T + 1]
+    std::vector<int64_t> rows;                 // [m] rows outside the cache, ascending within a table
     std::vector<int32_t> row_offsets;          // [T + 1]
   };
   WindowRows window_rows();

@@ -40,9 +40,9 @@ struct LifecycleLog {
     Candidates::Values values;  // the counts of the id as a candidate
   };
   std::vector<Counted>
-      candidates;                  // values before the batch; a count of 0 means that the id was no candidate
-  std::vector<Admitted> admitted;  // ids admitted by the batch, in the order of their rows
-  CountSketch::Log sketch;         // counts of lookups of ids without a row, in the order of the lookups
+      candidates;  // values before the batch; a count of 0 means that the id was not a candidate
+  std::vector<Admitted> admitted;  // ids that the batch admitted, in the order of their rows
+  CountSketch::Log sketch;         // the counted lookups of ids without a row, in order
   int64_t sketched = 0;            // the number of these lookups
   HugeArray<char> columns;         // columns of the unique rows before the batch
   int64_t latest_before = 0;       // the table's timestamp before the batch
@@ -116,13 +116,13 @@ struct PlanBuffers {
   int32_t* slots = nullptr;                 // [N]
   int32_t* unique_slots = nullptr;          // [U] by table, in no order within a table
   int32_t* device_table_offsets = nullptr;  // [T + 1] into the unique rows
-  int32_t* segment_offsets = nullptr;       // [U + 1] from 0 to N minus the default lookups
+  int32_t* segment_offsets = nullptr;       // [U + 1] from 0 to N minus lookups of default rows
   // [N] in segment order, with lookups of default rows last: the lookup's index within its feature, or its
   // sample if the group is pooled.
   int32_t* grad_row = nullptr;
   int32_t* grad_source = nullptr;  // [N] the feature of each lookup; only for a sequence of several features
   int32_t* grad_column = nullptr;  // [N] pooled only
-  float* scale = nullptr;          // [N] 1 / length; only if some feature is MEAN
+  float* scale = nullptr;          // [N] 1 / length of the bag; only if some feature is MEAN
   int32_t* positions = nullptr;    // [N] segment order -> lookup; weighted bags only
   int32_t* swap_in_slots = nullptr;    // [I]
   int32_t* swap_out_places = nullptr;  // [I] index of the victim that had the slot, or -1; only with rows out
@@ -144,7 +144,7 @@ struct PlanBuffers {
   std::vector<int32_t> out_offsets;              // [T + 1] into the rows out
   std::vector<int32_t> in_offsets;               // [T + 1] into the rows in
   std::vector<int64_t> rows_before;              // [T] Table::row_bound() before the plan
-  std::vector<int64_t> slots_before;             // [T] Table::slot_bound()
+  std::vector<int64_t> slots_before;             // [T] Table::slot_bound() before the plan
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
   std::vector<uint32_t> pending_out_sums, pending_in_sums;  // the positions of their sums in SpilledSums
   // The serials of plans that had pending write-backs of these rows in when this plan was made.

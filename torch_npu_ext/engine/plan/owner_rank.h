@@ -11,7 +11,7 @@ namespace rec_sdk {
 // The values of OwnerRule::rank for rules by which the owner depends on the id.
 constexpr int32_t kModulo = -1;      // id mod W, never negative
 constexpr int32_t kHash = -2;        // a hash of the id, for ids with a common stride
-constexpr int32_t kContinuous = -3;  // id / block, or id mod W for ids beyond the last rank's block
+constexpr int32_t kContinuous = -3;  // id / block; id mod W for ids outside of the ranks' blocks
 
 struct OwnerRule {
   int32_t rank;       // the owner of all ids, or one of the constants above

@@ -52,8 +52,8 @@ void Reader::find(const BatchInput& input, int64_t bag_begin, int64_t bag_end, G
   }
 }
 
-// Sets the entry of each lookup in `index` to its slot. Without a slot the entry is -1, and found_ contains
-// the row.
+// Sets the entry of each lookup in `index` to the slot of its row. If the row has no slot, the entry is -1,
+// and found_ contains the row.
 void Reader::probe(Group* group, ReadPlan* plan) {
   for (const Batch::Piece& piece : batch_.pieces) {
     Table& table = group->tables[group->features[piece.feature].table];
