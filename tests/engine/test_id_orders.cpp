@@ -73,7 +73,7 @@ Ids listed(const Candidates& map) {
   return ids;
 }
 
-// Returns the seconds to insert the ids into a growing map and then find all of them.
+// Returns how many seconds it takes to insert the ids into a growing map and then to find all of them.
 template <class Map>
 int64_t total_probes(Map* map, const Ids& ids) {
   int64_t total = 0;

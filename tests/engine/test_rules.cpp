@@ -97,7 +97,7 @@ TEST(probability_rule) {
   refuses("probability", {{"probability", 1.5}});
 }
 
-// Eviction by a bound on the number of rows, and of candidates.
+// Eviction by a bound on the number of rows, which also applies to candidates.
 TEST(rows_rule) {
   const Rules rules({{"rows", {{"most", 8}}}});
   CHECK(rules.has_bound() && !rules.evicts_at_intervals());

@@ -9,14 +9,12 @@
 namespace rec_sdk {
 namespace {
 
-// Each lookup passes through a pipeline of five stages. 1: its id is hashed, and the entry in the map is
-// prefetched. 2: the entry is peeked at, and the stamp of its slot is prefetched. 3: if the peek did not find
-// the key, the lookup is settled with a full search. 4: its row is numbered. 5: the lookup is counted. The
-// distances between the stages, in lookups, space the processor's cache misses evenly, so that they overlap;
-// in blocks they would queue.
-//
-// A line that was prefetched into L2 is prefetched into L1 shortly before its use, because processors appear
-// to drop some prefetches into L2. Without the second prefetch, plans took up to three times as long.
+// Each lookup passes through a pipeline of five stages. 1: its id is hashed and its entry prefetched. 2: the
+// entry is peeked at, and the stamp of its slot prefetched. 3: if the peek did not find the key, the lookup
+// is settled by a full search. 4: its row is numbered. 5: it is counted. The distances between the stages, in
+// lookups, space the processor's cache misses evenly, so that they overlap; in blocks they would queue. Lines
+// are prefetched into L2, and into L1 shortly before their use, because processors appear to drop some
+// prefetches into L2. Without the second prefetch, plans took up to three times as long.
 constexpr int64_t kEntryDistance = 48;  // between hashing and peeking
 constexpr int64_t kSettleDistance = 16, kNumberDistance = 32,
                   kTallyDistance = 48;  // distances of settling, numbering and counting from peeking
@@ -24,8 +22,7 @@ constexpr int64_t kNearDistance = 6;    // distance of the prefetch into L1 befo
 constexpr int64_t kRing = 64;           // at least the largest distance; a power of two
 constexpr int64_t kPartLookups = 4096;  // number of lookups that a thread locates as one piece of work
 constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // for divided tables
-// A table with so few lookups does not use the pipeline, which would mostly fill and drain and overlap few
-// misses.
+// A table with so few lookups does not use the pipeline, which would mostly fill and drain.
 constexpr int64_t kSmallTable = 16;
 constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
 
@@ -36,16 +33,14 @@ REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* 
   return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
 }
 
-// Finds the keys of lookups, which are kNoSlot for missing rows. Lists the lookups of missing rows in
-// `missed`, by their indices in the batch, and returns their number. `first` is the index of ids[0] in the
-// batch.
+// Finds the keys of lookups: kNoSlot for missing rows, whose lookups are listed in `missed`, by index in the
+// batch. Returns the number of listed lookups. `first` is the index of ids[0] in the batch.
 template <class Directory, class Id>
 int64_t locate(const Directory& directory, const Id* ids, int64_t count, uint32_t first, RowKey* keys,
                uint32_t* missed) {
   const typename Directory::Places places = directory.places();
   typename Directory::Place prepared[kRing];
-  // There is no branch on whether the key was found, because it would be mispredicted if some rows are
-  // missing.
+  // There is no branch on whether the key was found: with some rows missing, it would be mispredicted.
   int64_t peek_misses = 0;
   for (int64_t k = 0; k < count + kEntryDistance; ++k) {
     const int64_t peeked = k - kEntryDistance;
@@ -479,8 +474,7 @@ void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32
   for (; j < count + kTallyDistance; ++j) step_at_edge(j);
 }
 
-// Undoes the added ids and assigned keys in reverse order. Each entry is searched for again, because erasing
-// an id moves other entries.
+// Undoes added ids and assigned keys in reverse order. Erasing moves entries, so each is searched again.
 void Scan::rollback(Group* group) noexcept {
   for (size_t t = 0; t < tables_.size(); ++t) {
     Table& table = group->tables[t];
