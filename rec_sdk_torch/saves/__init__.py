@@ -1,1 +1,1 @@
-"""Checkpoints of tables: their format, and how they are written, loaded and served."""
+"""Checkpoints of tables: their format, and code that writes, loads and serves them."""

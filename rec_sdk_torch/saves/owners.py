@@ -39,7 +39,7 @@ class TableOwner:
     exchange: Exchange | None = None
 
     def owned(self, table: str, ids: Int64Array) -> np.ndarray | slice:
-        """Selects the `ids` that this rank owns: a mask `[n]`, or a slice for all."""
+        """Returns which of `ids` this rank owns: a mask `[n]`, or a full slice if it owns all of them."""
         return slice(None) if self.exchange is None else self.placements[table].owns(ids)
 
     def is_sharded(self, table: str) -> bool:
@@ -47,16 +47,16 @@ class TableOwner:
         return self.exchange is not None and not self.placements[table].replicated
 
     def writes_rows(self, table: str) -> bool:
-        """Returns whether this rank writes rows of the table into a save; replicated rows are written by rank 0."""
+        """Returns whether this rank writes rows of the table into a save; of a replicated table, only rank 0 does."""
         return self.exchange is None or self.exchange.rank == 0 or self.is_sharded(table)
 
     def check_replicas(self) -> None:
         """Checks that all ranks applied the same updates to replicated tables (collective).
 
-        It compares only tables whose updates are applied by `step()`.
+        Only collections whose updates are applied by `step()` are checked.
 
         Raises:
-            ValueError: on all ranks, if the updates and thus the rows of ranks differ.
+            ValueError: the updates, and thus the rows, differ between ranks; raised on all ranks.
         """
         layout = self.embedding.layout
         if self.exchange is not None and layout.replicated and layout.options.updates_at_step:
@@ -69,19 +69,19 @@ class TableOwner:
     def ids(self, view: TableView) -> Iterator[Int64Array]:
         """Yields the ids of all rows of a table that this rank owns, in chunks.
 
-        The caller holds `exclusive()` until the iterator is exhausted.
+        The caller must hold `exclusive()` of the embedding until the iterator is exhausted.
         """
         config = self.configs[view.config.name]
         if config.hashed == view.config.hashed:
             yield from view.id_chunks()
             return
-        rows = view.chunk_rows()  # the local shard is a hash table, which only lists ids that were looked up
+        rows = view.chunk_rows()  # as a hash table, the shard lists only ids that were looked up
         for begin in range(0, config.num_embeddings, rows):
             ids = np.arange(begin, min(begin + rows, config.num_embeddings), dtype=np.int64)
             yield ids[self.owned(config.name, ids)]
 
     def count(self, view: TableView) -> int:
-        """Returns the number of rows that this rank owns."""
+        """Returns the number of rows of a table that this rank owns."""
         config = self.configs[view.config.name]
         if config.hashed == view.config.hashed:
             return view.count()
@@ -91,7 +91,7 @@ class TableOwner:
 def _as_owner(path: str, module: torch.nn.Module) -> TableOwner | None:
     if isinstance(module, TableBatchedEmbedding):
         return TableOwner(path, module, {table.name: table for table in module.tables})
-    # Without importing TorchRec: a model that uses these classes has imported their modules.
+    # The classes are not imported here, which would import TorchRec: a model that uses them has imported them.
     sharded: Any = sys.modules.get("rec_sdk_torch.distributed.sharded")
     if sharded is not None and isinstance(module, sharded.ShardedCollection):
         tables = module.tables
@@ -105,7 +105,7 @@ def _as_owner(path: str, module: torch.nn.Module) -> TableOwner | None:
 
 
 def table_owners(model: torch.nn.Module) -> list[TableOwner]:
-    """Returns the modules of a model that hold tables, each embedding once, with their optimizers attached.
+    """Returns the modules of a model that hold tables, one for each embedding, and attaches the assigned optimizers.
 
     Raises:
         ValueError: `model` is not a module, or has no tables.

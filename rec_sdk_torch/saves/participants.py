@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 class Participants:
-    """The ranks that share a model's sharded tables; only this process if there are none.
+    """The ranks that share a model's sharded tables; without sharded tables, only this process.
 
     Attributes:
         rank: this rank.
@@ -27,7 +27,7 @@ class Participants:
         """Takes the process group from the sharded modules.
 
         Raises:
-            ValueError: modules are sharded over process groups that give this process another rank or size.
+            ValueError: modules are sharded over process groups in which this process has different ranks or sizes.
         """
         exchanges = [owner.exchange for owner in owners if owner.exchange is not None]
         if len({(each.rank, each.world_size) for each in exchanges}) > 1:
@@ -36,9 +36,9 @@ class Participants:
         self.rank, self.size = (exchanges[0].rank, exchanges[0].world_size) if exchanges else (0, 1)
 
     def with_own_group(self) -> Participants:
-        """Returns the same ranks with a process group of their own (collective).
+        """Returns these ranks with a separate process group for saves (collective).
 
-        A background save needs it: its messages must not mix with messages of training.
+        A background save needs one, so that its messages do not mix with messages of training.
         """
         if self._group is None:
             return self
@@ -57,7 +57,7 @@ class Participants:
             The values, by rank.
 
         Raises:
-            RuntimeError: a rank has ended, or does not call this within the process group's timeout.
+            RuntimeError: a rank has exited, or does not make this call within the process group's timeout.
         """
         if self._group is None:
             return [value]
@@ -78,7 +78,7 @@ class Participants:
 
         Raises:
             CheckpointError: another rank raised an error; the message names the rank.
-            Exception: `work` raised it on this rank.
+            Exception: the error that `work` raised on this rank.
         """
         result, error = None, None
         try:
@@ -103,6 +103,7 @@ class Participants:
             what: name of the result in errors.
 
         Raises:
-            CheckpointError: rank 0 raised an error, and this is another rank.
+            CheckpointError: `work` raised an error on rank 0; other ranks raise this.
+            Exception: the error that `work` raised, on rank 0.
         """
         return cast("_Result", self.run_on_all(lambda: work() if self.rank == 0 else None, what)[0])

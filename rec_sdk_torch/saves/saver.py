@@ -43,12 +43,12 @@ logger = logging.getLogger("rec_sdk_torch.checkpoint")
 class Saver:
     """Saver and loader of a model's tables: rows, optimizer states, steps, options and accumulation buffers.
 
-    A model is a collection, a `TableBatchedEmbedding`, a module that contains some, or the result of
-    DistributedModelParallel. All ranks that share sharded tables call `save` and `load` together, with the same `path`
-    on a shared file system.
+    A model is a collection, a `TableBatchedEmbedding`, a module that contains some of these, or the result of
+    DistributedModelParallel. All ranks that share sharded tables must call `save` and `load` together, with the same
+    `path` on a shared file system.
 
     Args:
-        rank: rank of this process, as in Rec SDK; None takes it from the process group.
+        rank: rank of this process, an option of Rec SDK; None uses the rank in the process group.
 
     Raises:
         ValueError: `rank` is not an int, is negative, or differs from the process group's.
@@ -81,7 +81,7 @@ class Saver:
 
     @staticmethod
     def is_timestamp_format(dir_name: str) -> bool:
-        """Returns whether a folder name can name a save: 14 digits, optionally with a dot and 6 more."""
+        """Returns whether a folder name has the form of a save's name: 14 digits, optionally with a dot and 6 more."""
         return folders.is_timestamp(dir_name)
 
     @staticmethod
@@ -109,26 +109,26 @@ class Saver:
     ) -> str | Future[str]:
         """Writes a consistent snapshot of all tables of `module` to a new folder in `path`, and returns that folder.
 
-        The snapshot is taken when this is called, after an earlier save of the model is complete. Batches may be in
-        flight or prefetched, and accumulation buffers may be open: rows are as the latest backward pass left them.
-        Other threads may train while the rows are written; a row that is about to change is first copied to a
+        The snapshot is taken during this call, once any earlier save of the model is complete. Batches may be in flight
+        or prefetched, and accumulation buffers may be open; the rows are saved as the latest backward pass left them.
+        Other threads may train while the rows are written: a row that is about to change is first copied to a
         copy-on-write buffer.
 
         Args:
             module: the model.
             path: folder for the saves of one job; it is created if it does not exist.
-            incremental: save only the rows that changed since the base save, and the ids that were removed since. The
-                base is the last save of this model in `path`, if its whole chain is there. Otherwise it is the save
-                that the model was last saved to or loaded from, in any folder. Without a base, a full save is written.
-            background: return once the snapshot is taken, and write in a thread. The result is then a
-                `concurrent.futures.Future` of the folder, whose `result` also raises errors. At exit the interpreter
-                waits for the save.
+            incremental: save only the rows that changed and the ids that were removed since a base save. The base is
+                the last save of this model in `path` if its whole chain is there, otherwise the save to which the model
+                was last saved or from which it was last loaded, in any folder. Without a base, a full save is written.
+            background: return once the snapshot is taken, and write the files in a thread. The result is then a
+                `concurrent.futures.Future` whose `result()` returns the folder or raises the save's error. The
+                interpreter does not exit before the save is complete.
 
         Raises:
             TypeError: `path` is not a path.
-            ValueError: `module` is not a module, or has no tables; `incremental` for tables that do not track changes;
-                on several ranks, some tables are sharded and others are not.
-            CheckpointError: another process saves to `path` at this time.
+            ValueError: `module` is not a module, or has no tables; `incremental` is True but a table does not track
+                changes; several ranks save together, but some tables are not sharded.
+            CheckpointError: another process is saving to `path`.
             OSError: a file cannot be written; earlier saves are unchanged.
             MemoryError, RuntimeError: no thread can be started; earlier saves are unchanged.
         """
@@ -140,7 +140,7 @@ class Saver:
             future.set_running_or_notify_cancel()
             jobs: SimpleQueue[SaveJob | None] = SimpleQueue()
             work = functools.partial(_run_next, jobs, future)
-            # The thread starts first: without a thread the job's locks would never be released.
+            # The thread is started before the job is created. Without a thread, the job's locks would stay locked.
             thread = OwnThread(work, "rec_sdk_torch save", stop=lambda: None, daemon=False)
             job = None
             try:
@@ -153,30 +153,30 @@ class Saver:
     def load(self, module: torch.nn.Module, path: Paths, incremental: bool = False, *, warm: bool = True) -> str:
         """Replaces the tables of `module` by the latest save in `path`, or by the save `path`.
 
-        Earlier saves of its chain are searched for beside it, in the folders of `path`, in folders that this model was
-        saved to or loaded from, and in the folders that its manifest names.
+        The earlier saves of its chain are searched for in the same folder, in the folders of `path`, in folders that
+        this model was saved to or loaded from, and in the folders that the save's manifest names.
 
-        Cache size, device, data type, prefetching and the number of ranks may differ from the saved model. With another
-        optimizer only the weights are loaded, with a warning.
+        Cache size, device, data type, prefetching and the number of ranks may differ from the saved model. If the
+        optimizer differs, only the weights are loaded, with a warning.
 
-        If memory cannot hold the old and the new rows, the tables are emptied first, with a warning. In this case alone
-        a load that fails leaves them empty.
+        If memory cannot hold the old and the new rows at the same time, the tables are emptied first, with a warning.
+        Only in this case does a failed load leave the tables empty.
 
         Args:
-            module: the model; apply optimizers first if it is to train.
-            path: the argument or the result of `save`; or a sequence of these, from which the latest save is loaded; or
-                a save of Rec SDK, which has no steps and options.
-            incremental: for a save of Rec SDK: overwrite its rows and keep all other rows of the tables. A save of this
-                package is always loaded with its whole chain.
-            warm: fill the device caches with the rows that were hot when the save was made, as many as fit. Without,
-                the caches are empty, and every row of the first steps is a miss.
+            module: the model. To continue training, apply optimizers before the load.
+            path: the argument or the result of `save`, or a sequence of these, from which the latest save is loaded.
+                Also a save of Rec SDK, which has no optimizer steps and options.
+            incremental: only for a save of Rec SDK: overwrite the rows that the save has, and keep all other rows of
+                the tables. A save of this package is always loaded with its whole chain.
+            warm: fill the device caches with rows that were cached when the save was made, as many as fit. If False,
+                the caches start empty, and every row of the first batches is a miss.
 
         Returns:
             The folder of the save that was loaded.
 
         Raises:
             CheckpointError: a file is missing, damaged or does not fit the model; the model is unchanged.
-            CapacityError, MemoryError, OSError: more rows than fit; the model is unchanged.
+            CapacityError, MemoryError, OSError: the save has more rows than fit; the model is unchanged.
             RuntimeError: batches are in flight; the model is unchanged.
             ValueError: the sequence of folders is empty.
         """
@@ -223,7 +223,7 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
         exact = not rounded and can_be_base(matches, last, formats)
         for owner in owners:
             drop_base_saves(owner.embedding)
-            # Several ranks divide evicted rows anew, in another order than in the save.
+            # With several ranks, a load divides the evicted rows anew, in another order than in the save.
             single_rank = participants.size == last.world_size == 1
             evicted = dict.fromkeys(owner.configs, next_serial()) if single_rank else {}
             version = start_versions(owner.embedding.layout)
@@ -234,7 +234,7 @@ def _load(module: torch.nn.Module, path: Paths, incremental: bool, warm: bool) -
 
 
 def _sole_rec_sdk_save(paths: Sequence[Path]) -> Path | None:
-    """Returns the save of Rec SDK that `paths` name; None if they name none."""
+    """Returns the save of Rec SDK that `paths` name, or None if they name none."""
     found = [folder for each in paths if (folder := rec_sdk.find_save(each.resolve())) is not None]
     if found and len(paths) > 1:
         raise CheckpointError(f"{found[0]}: a save of Rec SDK must be the only path")
@@ -271,11 +271,11 @@ def _run(job: SaveJob) -> str:
 
 
 def _run_next(jobs: SimpleQueue[SaveJob | None], future: Future[str]) -> None:
-    """Runs the next job of the queue; None means that the job could not be created."""
+    """Runs the next job of the queue; does nothing if it is None, because the job could not be created."""
     job = jobs.get()
     if job is None:
         return
-    # The caller is still in Thread.start(). The sleep gives it the interpreter lock, which a new thread keeps for 5 ms.
+    # `save` has yet to return. The sleep gives its thread the interpreter lock, which this thread may keep for 5 ms.
     time.sleep(0.001)
     try:
         folder = _run(job)

@@ -6,8 +6,8 @@ from __future__ import annotations
 class CheckpointError(RuntimeError, ValueError):
     """Exception raised when a checkpoint is missing, damaged or does not fit; the message names the file.
 
-    It is also a ValueError, the exception that Rec SDK raises in these cases. After a failed load the model is
-    unchanged.
+    The class is a subclass of ValueError, which Rec SDK raises in these cases. A load that raises this error leaves the
+    model unchanged.
 
     Example:
         >>> import rec_sdk_torch

@@ -1,4 +1,4 @@
-"""Writes a new file in background threads while the caller prepares the next bytes."""
+"""Writes a new file in background threads, while the caller prepares the next bytes of the file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _MAX_QUEUED_BUFFERS = 3
 class FileWriter:
     """A new file that background threads write and fsync.
 
-    At the end of a `with` block the file is complete on disk. After an exception the file is closed unfinished. One
-    thread writes the buffers, another calls fsync. An error in a thread is raised by a later call.
+    Use it in a `with` block: at the end of the block, the file is complete on disk. If the block raises an exception,
+    the file is closed incomplete. One thread writes buffers, and another calls fsync. If a thread raises an error, a
+    later call of a method raises it.
 
     Attributes:
         path: path of the file.
@@ -44,13 +45,13 @@ class FileWriter:
         self._unsynced = 0
         self._free: list[Bytes] = []
         self._queued: deque[Future[Bytes]] = deque()
-        self._small_writes: Bytes | None = None  # the buffer that `allocate` fills, for the end of the file
+        self._small_writes: Bytes | None = None  # the buffer of which `allocate` returns parts
         self._filled = 0
 
     def allocate(self, count: int) -> Bytes:
-        """Returns a view of the next `count` bytes of the file, for the caller to fill before its next call.
+        """Returns a buffer for the next `count` bytes of the file, which the caller fills before its next call.
 
-        Small writes share one buffer. `count` is at most `WRITE_BYTES`.
+        `count` is at most `WRITE_BYTES`. Several such buffers are parts of one larger buffer, which is written at once.
         """
         if self._small_writes is None or self._filled + count > len(self._small_writes):
             self._write_small_writes()
@@ -60,15 +61,15 @@ class FileWriter:
         return self._small_writes[begin : self._filled]
 
     def reserve(self, count: int) -> int:
-        """Returns the offset of the next `count` bytes of the file, which the caller passes to `write`."""
+        """Reserves the next `count` bytes of the file; returns their offset, which the caller passes to `write`."""
         self._write_small_writes()
         begin, self.end = self.end, self.end + count
         return begin
 
     def take_buffer(self, min_size: int = 0) -> Bytes:
-        """Returns a buffer of at least `min_size` bytes, a used one where there is one.
+        """Returns a buffer of at least `min_size` bytes; a buffer that has been written is reused if one is free.
 
-        Reuse avoids page faults: the system clears memory that is new to the process.
+        Reuse avoids page faults: the system clears each page that is new to the process.
         """
         while len(self._queued) > _MAX_QUEUED_BUFFERS or (self._queued and self._queued[0].done()):
             self._free.append(self._queued.popleft().result())
@@ -81,7 +82,7 @@ class FileWriter:
     ) -> None:
         """Queues the first `count` bytes of `buffer` for writing at `offset`.
 
-        The caller must not use `buffer` afterwards. `on_written` is called with the bytes in the writing thread.
+        The caller must not use `buffer` afterwards. The writing thread calls `on_written` with the bytes.
         """
         self._queued.append(self._thread.submit(self._write, buffer, count, offset, on_written))
 
@@ -96,7 +97,7 @@ class FileWriter:
             on_written(buffer[:count].data)
         self._unsynced += count
         if self._unsynced >= _SYNC_BYTES:
-            self._wait_for_sync()  # one fsync at a time; raises the error of the previous one
+            self._wait_for_sync()  # at most one fsync runs at a time; an error of the previous fsync is raised here
             self._sync, self._unsynced = self._sync_thread.submit(self._file.sync), 0
         return buffer
 
@@ -118,7 +119,7 @@ class FileWriter:
         self.close()
 
     def close(self) -> None:
-        """Closes the file and cancels writes that are still queued."""
+        """Cancels the writes that are still queued, and closes the file."""
         for queued in self._queued:
             queued.cancel()
         self._thread.end()

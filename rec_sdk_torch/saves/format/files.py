@@ -1,7 +1,7 @@
 """The file-system calls of checkpoints.
 
-Every call that changes something goes through this module, so that tests can make each of them fail. Files of a
-checkpoint may come from another user; the functions that open them follow no links.
+Every call that changes a file or folder goes through this module, so that tests can make each of these calls fail. A
+checkpoint may come from another user; the functions that open its files follow no symbolic links.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .errors import CheckpointError
 
 
 def before_change(call: str, path: Path) -> None:
-    """Does nothing; tests replace it. It is called before every change of the file system.
+    """Does nothing. It is called before every change of the file system, and tests replace it to make changes fail.
 
     Args:
         call: name of the change, such as "write".
@@ -29,7 +29,7 @@ def before_change(call: str, path: Path) -> None:
 
 
 class NewFile:
-    """A file that is created for writing; it must not exist yet."""
+    """A new file, open for writing; creating it fails if the path exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,12 +71,12 @@ def write_file(path: Path, data: bytes) -> None:
 def open_regular_file(path: Path, folder: Path | None = None) -> int:
     """Opens a regular file for reading and returns its descriptor, which the caller closes.
 
-    With `folder`, an ancestor of `path`, no component below `folder` may be a symbolic link.
+    If `folder`, an ancestor of `path`, is given, no component of the path below it may be a symbolic link.
 
     Raises:
-        OSError: the file is missing, or is a folder, a link, a device or a pipe.
+        OSError: the file is missing, or is a folder, a symbolic link, a device or a pipe.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking, as opening a pipe could wait forever
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking, because opening a pipe could wait forever
     if folder is None:
         file = os.open(path, flags)
     else:
@@ -97,7 +97,7 @@ def open_regular_file(path: Path, folder: Path | None = None) -> int:
 
 
 def open_save_file(path: Path, folder: Path | None) -> int:
-    """Opens a file of a save like `open_regular_file`; raises CheckpointError if it cannot be opened."""
+    """Opens a file of a save as `open_regular_file` does; raises CheckpointError if this fails."""
     try:
         return open_regular_file(path, folder)
     except OSError as error:
@@ -119,17 +119,17 @@ def read_regular_file(path: Path, folder: Path) -> bytes:
     """Reads a whole file that `open_regular_file` accepts.
 
     Raises:
-        OSError: the file is missing, is not a regular file, or a link below `folder` leads to it.
+        OSError: the file is missing, is not a regular file, or a symbolic link below `folder` leads to it.
     """
     with open(open_regular_file(path, folder), "rb") as file:
         return file.read()
 
 
 def is_regular_file(path: Path) -> bool:
-    """Returns whether a file of this name exists.
+    """Returns whether there is a regular file at this path.
 
     Raises:
-        OSError: something other than a regular file has the name.
+        OSError: there is something else at this path, such as a folder.
     """
     try:
         mode = path.lstat().st_mode
@@ -140,15 +140,16 @@ def is_regular_file(path: Path) -> bool:
     return True
 
 
-# ---- changes
+# ---- changes of files and folders
 
 
 def ensure_folder(path: Path, *, sync: bool = True) -> None:
-    """Creates the folder and its missing parents; an existing folder is fine.
+    """Creates the folder and its missing parents, unless it exists.
 
     Args:
         path: path of the folder.
-        sync: make the new names durable. Without, they may be lost in a crash until the parent folders are synced.
+        sync: whether to make the new folders durable at once. If False, a crash may lose them until their parent
+            folders are synced.
     """
     if path.is_dir():
         return
@@ -160,13 +161,13 @@ def ensure_folder(path: Path, *, sync: bool = True) -> None:
 
 
 def create_folder(path: Path) -> None:
-    """Creates a folder without syncing its parent: the rename that follows does that."""
+    """Creates a folder without syncing its parent; the caller syncs the parent after it has renamed the folder."""
     before_change("mkdir", path)
     path.mkdir()
 
 
 def sync_folder(path: Path) -> None:
-    """Blocks until the names in the folder are on disk."""
+    """Blocks until the folder's entries (the names of its files) are on disk."""
     before_change("sync", path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -176,7 +177,7 @@ def sync_folder(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames a file or a folder; a file of the target's name is replaced.
+    """Renames a file or a folder; an existing file at `target` is replaced by a file.
 
     Raises:
         OSError: `source` is a folder, and `target` is a file or a folder that is not empty.
@@ -186,15 +187,15 @@ def rename(source: Path, target: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder and its content; errors are ignored."""
+    """Removes a folder and its contents; errors are ignored."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[bool]:
-    """Holds the exclusive lock of a folder, and yields whether it was acquired.
+    """Locks a folder exclusively for the `with` block, without waiting; yields whether this succeeded.
 
-    It yields False if another process or thread holds the lock. The system releases the lock when the process ends.
+    It yields False if another process or thread holds the lock. The system releases the lock if the process ends.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     close = close_in_children(fd)

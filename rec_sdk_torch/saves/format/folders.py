@@ -1,4 +1,4 @@
-"""Folders of checkpoints: lists them, finds the latest, and resolves the chain of a delta."""
+"""Lists the checkpoints in folders, finds the latest one, and finds the earlier saves that a delta builds on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[0-9]{14}(\.[0-9]{6})?")
 
 
 def is_timestamp(name: str) -> bool:
-    """Returns whether a folder name is a date and time of 14 digits, optionally with microseconds."""
+    """Returns whether a folder name is a date and time of 14 digits, optionally followed by a dot and microseconds."""
     return _NAME.fullmatch(name) is not None and _time_of(name) is not None
 
 
@@ -41,8 +41,9 @@ def now() -> datetime:
 def next_name(path: Path, followed: Iterable[Path] = ()) -> str:
     """Returns the folder name of a new save: the current time, or the first free name after the latest save.
 
-    The name is later than the saves in `path` and than the `followed` saves, because loads take the latest name. If the
-    latest save is named by a future time, the new name is a microsecond later, and a warning is given.
+    Loads choose the save with the latest name, so the new name is later than the names of all saves in `path` and of
+    the saves `followed`. If the latest save has the name of a future time, the new name is a microsecond later, and a
+    warning is given.
 
     Raises:
         CheckpointError: no later name exists.
@@ -138,15 +139,15 @@ def latest_save(path: Paths) -> Path:
     if not saves:
         where = ", ".join(map(str, folders))
         raise CheckpointError(f"{where}: holds no save, that is no folder named by date and time with a {MANIFEST}")
-    # Reversed: of saves with equal names, the one in the last folder counts.
+    # `max` returns the first of several saves with equal names; reversed, this is the save in the last folder.
     return saves[0] if len(saves) == 1 else max(reversed(saves), key=lambda save: save.resolve().name)
 
 
 def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest]]:
-    """Returns the saves that make up `save`: the full save first, then its deltas in order, `save` last.
+    """Returns the chain of `save`: a full save, then the deltas up to and including `save`, in order.
 
-    Earlier saves are searched for in the folder of `save`, in the folders `also`, and in the folders that the deltas'
-    manifests name.
+    Earlier saves are searched for in the folder that contains `save`, in the folders `also`, and in the folders that
+    the manifests of the deltas name.
 
     Raises:
         CheckpointError: a save is missing or damaged, or the chain is out of order.
@@ -169,16 +170,16 @@ def chain_of(save: Path, also: Iterable[Path] = ()) -> list[tuple[Path, Manifest
 
 
 class _Search:
-    """Search for saves by their ids in several folders.
+    """Search for saves in several folders by the ids of the saves.
 
-    The folders are read in order, each at most once, and only until the save is found.
+    Folders are read in order, each at most once; a search ends at the first folder that has the save.
     """
 
     def __init__(self, roots: Iterable[Path], known: dict[Path, Manifest]) -> None:
         """Creates a search that has read no folder yet.
 
         Args:
-            roots: folders of saves; a save stands for its parent folder.
+            roots: folders of saves, or saves; for a save, its parent folder is searched.
             known: manifests that have been read already, by save folder.
         """
         self._known = known
@@ -187,14 +188,14 @@ class _Search:
         self._problems: list[str] = []
 
     def add(self, root: Path, folders: Iterable[str]) -> None:
-        """Adds the folders that a manifest names, relative to `root`, the folder in which its save lies."""
+        """Adds `folders`, which a manifest names relative to `root`, the parent folder of its save."""
         self._roots.update(dict.fromkeys(Path(os.path.normpath(root / each)) for each in folders))
 
     def find(self, save: str, successor: Path) -> tuple[Path, Manifest]:
-        """Returns the folder and manifest of the save with the id `save`; `successor` is the delta that needs it.
+        """Returns the folder and manifest of the save with the id `save`; `successor` is the delta that follows it.
 
         Raises:
-            CheckpointError: no folder has the save, or one folder has it twice.
+            CheckpointError: no folder has the save, or one folder has two saves with this id.
         """
         for root in self._roots:
             found = [each for each in self._saves(root) if each[1].id == save]
@@ -224,15 +225,15 @@ class _Search:
         return self._found[root]
 
 
-# ---- whether a delta can follow a save: training is paused meanwhile, so manifests are not read again
+# ---- checks whether a delta can follow a save; training is paused meanwhile, so parsed manifests are cached
 
 
 @dataclass(frozen=True)
 class _ChainLink:
-    """The fields of a manifest that describe its position in a chain, cached.
+    """Cached fields of a manifest: the save's id and its position in a chain.
 
     Attributes:
-        stamp: inode, size and modification time of the manifest file, which tell whether it has changed.
+        stamp: inode, size and modification time of the manifest file; if they are equal, the file is unchanged.
         id, previous, base, sequence: as in the manifest.
     """
 
@@ -244,7 +245,7 @@ class _ChainLink:
 
 
 _links: dict[str, dict[str, _ChainLink]] = {}
-"""Known links by folder of saves and save name, so that a delta does not read the manifests of its chain again."""
+"""Cached links by parent folder and name of the save, so that a delta need not read its chain's manifests again."""
 
 
 def _manifest_stamp(root: str, name: str) -> tuple[int, int, int]:
@@ -253,7 +254,7 @@ def _manifest_stamp(root: str, name: str) -> tuple[int, int, int]:
 
 
 def cache_chain_link(save: Path, manifest: Manifest) -> None:
-    """Caches the chain fields of the manifest of `save`.
+    """Caches the fields of the manifest of `save` that describe its position in a chain.
 
     Raises:
         OSError: the manifest file no longer exists.
@@ -271,10 +272,10 @@ class SaveLocation:
 
     Attributes:
         save: id of the save.
-        base: id of the full save that its chain begins with.
+        base: id of the full save at the beginning of its chain.
         sequence: position in the chain; 0 is the full save.
         name: name of its folder.
-        folders: parent folders of all saves in its chain; the first is its own.
+        folders: parent folders of all saves in its chain; the first is the parent folder of this save.
     """
 
     save: str
@@ -299,12 +300,12 @@ def is_chain_intact(location: SaveLocation) -> bool:
         if not unknown_saves and _links_are_complete(known, location.save):
             return True
         return _links_are_complete([(root, _read_links(Path(root))) for root in location.folders], location.save)
-    except (CheckpointError, OSError):  # a folder was removed
+    except (CheckpointError, OSError):  # a folder was removed or cannot be read
         return False
 
 
 def _read_links(path: Path) -> dict[str, _ChainLink]:
-    """Returns the links of the saves in `path`; reads only manifests that are new or changed."""
+    """Returns the links of all saves in `path`, by name; reads only manifests that are new or changed."""
     root = str(path)
     known = _links.pop(root, {})
     for folder in saves_in(path):
@@ -320,7 +321,7 @@ def _links_are_complete(roots: Sequence[tuple[str, dict[str, _ChainLink]]], save
     """Returns whether `save` and all saves before it are in `roots`, in order, and unchanged on disk.
 
     Args:
-        roots: folders of saves, each with its known links by save name.
+        roots: folders of saves, each with its cached links by save name.
         save: id of the last save of the chain.
     """
     by_id: dict[str, list[tuple[str, str, _ChainLink]]] = {}
@@ -332,7 +333,7 @@ def _links_are_complete(roots: Sequence[tuple[str, dict[str, _ChainLink]]], save
     while wanted is not None:
         found = by_id.get(wanted, ())
         if not found or len({root for root, _, _ in found}) < len(found):
-            return False  # two saves of one folder have the id: ambiguous
+            return False  # no save has the id, or two saves in one folder have it, which is ambiguous
         root, name, link = found[0]
         try:
             same = _manifest_stamp(root, name) == link.stamp

@@ -1,6 +1,6 @@
-"""Indexes of saves: maps each id of a table to the file and row that hold it.
+"""Indexes of saves, which map each id of a table to the file that holds its row and to the row's position there.
 
-With an index a table can be looked up in the files of a save, without loading it.
+With an index, rows of a table can be looked up in the files of a save without loading the table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ which takes a moment.
 
 
 def index_path(folder: Path, key: str) -> Path:
-    """Returns the path of the index of table `key` in the save `folder`. Names of derived files begin with `index`."""
+    """Returns the path of the index of table `key` in the save `folder`."""
     return folder / f"index-{key}"
 
 
@@ -42,7 +42,7 @@ def _index_exists(path: Path) -> bool:
     """Returns whether the index file of a table exists.
 
     Raises:
-        CheckpointError: something other than a regular file has its name.
+        CheckpointError: there is something else at this path, such as a folder.
     """
     try:
         return files.is_regular_file(path)
@@ -51,9 +51,9 @@ def _index_exists(path: Path) -> bool:
 
 
 def write_indexes(folder: Path, manifest: Manifest) -> None:
-    """Writes the indexes that are stored with the save in `folder`; its manifest file need not exist yet.
+    """Writes all indexes that the save in `folder` stores; the manifest file need not exist yet.
 
-    It uses up to 256 MiB of memory.
+    Writing uses up to 256 MiB of memory.
 
     Raises:
         OSError: the disk is full.
@@ -65,15 +65,15 @@ def write_indexes(folder: Path, manifest: Manifest) -> None:
 
 
 def has_stored_index(manifest: Manifest, key: str) -> bool:
-    """Returns whether a save stores an index of this table; small tables among many have none."""
+    """Returns whether a save stores an index of this table. In a save of many tables, small tables have none."""
     return not manifest.has_many_tables or sum(file.rows for file in manifest.files_of(key, REMOVED, ROWS)) > SMALL_ROWS
 
 
 def check_indexes(folder: Path, manifest: Manifest) -> None:
-    """Compares the stored indexes of the save in `folder` with rebuilt ones, and looks up every id in them.
+    """Compares each stored index of the save in `folder` with a rebuilt index, and looks up every id in it.
 
     Raises:
-        OSError: the folder has no space for another index.
+        OSError: the disk has no space for the rebuilt index.
         CheckpointError: an index does not match the rows of the save.
     """
     for table in manifest.tables:
@@ -85,7 +85,7 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
             if not same_index(str(built), str(path), manifest.id):
                 raise CheckpointError(f"{path}: damaged; {_REMOVE}")
             _check_rows(folder, manifest, table, path)
-        except ValueError as error:  # from the engine; CheckpointError is a ValueError too
+        except ValueError as error:  # the engine raises ValueError; CheckpointError is a subclass
             raise CheckpointError(str(error)) from error
         finally:
             built.unlink()
@@ -94,17 +94,17 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
 def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path) -> None:
     """Looks up every id of a table in the index `path`, and compares the weights with the files.
 
-    The last file that contains an id decides. Rebuilding an index alone would not detect faults of the code that builds
-    both.
+    The last file that contains an id has its valid row. This check detects faults of the code that builds indexes,
+    which a comparison with a rebuilt index cannot.
 
     Raises:
-        CheckpointError: an id has other weights or none, or a removed id is found.
+        CheckpointError: the index finds other weights or none for an id, or finds a removed id.
     """
     served = open_served_table([(folder, manifest, table, path)])
     sources = reversed(manifest.files_of(table.key, REMOVED, ROWS))
-    # Groups by layer and role, newest first: the newest entry of an id is the valid one.
+    # Files are grouped by layer and role, newest first, because the newest entry of an id is the valid one.
     groups = [list(files) for _, files in itertools.groupby(sources, lambda file: (file.layer, file.role))]
-    later_ids: Int64Array = np.empty(0, np.int64)  # ids in later groups, ascending
+    later_ids: Int64Array = np.empty(0, np.int64)  # ids in newer groups, ascending
     for number, group in enumerate(groups, 1):
         in_group = [later_ids]
         for file in group:
@@ -124,7 +124,7 @@ def _check_rows(folder: Path, manifest: Manifest, table: SavedTable, path: Path)
 
 
 def _wrong_ids(served: ServedTable, ids: Int64Array, weights: np.ndarray | None) -> Int64Array:
-    """Returns the ids whose rows in `served` differ from `weights` `[n, ...]`; without weights, the ids it contains."""
+    """Returns the ids whose rows in `served` differ from `weights` `[n, ...]`; without weights, the ids in `served`."""
     rows = np.empty((len(ids), served.row_bytes), np.uint8)
     found = served.lookup(ids, np.zeros(served.row_bytes, np.uint8), rows)
     wrong: np.ndarray = found if weights is None else ~found | (rows != weights.view(np.uint8)).any(1)
@@ -135,7 +135,7 @@ def open_served_table(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) 
     """Maps the rows of a table into memory for lookups.
 
     Args:
-        saves: a chain, the newest save first: folder, manifest, table, and path of the table's index.
+        saves: for each save of a chain, newest first, its folder, manifest, table, and the path of the table's index.
 
     Raises:
         CheckpointError: a file is missing, damaged or belongs to another save.
@@ -143,7 +143,7 @@ def open_served_table(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) 
     served = []
     for folder, manifest, table, index in saves:
         files = []
-        for file in manifest.files_of(table.key, ROWS):  # the order in which the index numbers them
+        for file in manifest.files_of(table.key, ROWS):  # an index numbers files in this order
             with open_file(folder, manifest, file) as reader:
                 files.append((str(reader.path), reader.starts[WEIGHT], file.rows))
         served.append((str(index), manifest.id, files))
@@ -154,7 +154,7 @@ def open_served_table(saves: Sequence[tuple[Path, Manifest, SavedTable, Path]]) 
 
 
 def write_index(folder: Path, manifest: Manifest, key: str) -> None:
-    """Writes the index of one table under a temporary name, then renames it: readers see complete files only."""
+    """Writes the index of one table under a temporary name and renames it, so that readers never see a partial file."""
     files.rename(_build_index(folder, manifest, key, folder), index_path(folder, key))
 
 
@@ -163,7 +163,7 @@ def _build_index(folder: Path, manifest: Manifest, key: str, target: Path) -> Pa
     built = target / f".index-{uuid.uuid4().hex}"
     numbers = {file.location: number for number, file in enumerate(manifest.files_of(key, ROWS))}
     sources = manifest.files_of(key, REMOVED, ROWS)
-    for file in sources:  # checks the row counts, from which the size of the index follows
+    for file in sources:  # opening a file checks its row count, which determines the index size
         open_file(folder, manifest, file).close()
     try:
         files.before_change("create", built)
@@ -188,16 +188,16 @@ def _build_index(folder: Path, manifest: Manifest, key: str, target: Path) -> Pa
 
 
 def ensure_index(folder: Path, manifest: Manifest, key: str, temporary_folder: Path) -> Path:
-    """Returns the path of a table's index, and builds it if the save has none.
+    """Returns the path of a table's index; builds the index if the save has none.
 
     Args:
         folder: folder of the save.
         manifest: manifest of the save.
         key: key of the table.
-        temporary_folder: folder for an index that is not stored with the save.
+        temporary_folder: folder for an index that the save does not store; see `has_stored_index`.
 
     Raises:
-        CheckpointError: the index cannot be written, or something else has its name.
+        CheckpointError: the index cannot be written, or there is something else at its path, such as a folder.
     """
     path = index_path(folder, key)
     if not _index_exists(path):

@@ -1,4 +1,4 @@
-"""The manifest of a save: its tables, optimizers, position in a chain, and its files with checksums.
+"""The manifest of a save, which lists tables, optimizers, the position in a chain, and files with checksums.
 
 docs/save_format.md describes the format.
 """
@@ -61,19 +61,19 @@ _Length = Annotated[str, Matches("[1-9][0-9]{0,18}", "the length of a window")]
 
 @dataclass(frozen=True)
 class SavedFile:
-    """A tensor file of a save, by itself or in a pack.
+    """A tensor file of a save: a file of its own, or a range of bytes in a pack file.
 
     Attributes:
-        path: path in the folder of the save, with `/`; for a file in a pack, the path of the pack.
+        path: path relative to the folder of the save, with `/`; for a file in a pack, the path of the pack.
         role: kind of content: `rows`, `removed`, `window`, `candidates`, `cached`, `evicted` or `sketch`. Readers
             ignore files of other roles.
         table: key of the table.
         rank: rank that wrote the file.
-        layer: rows of a higher layer replace rows of lower layers.
-        rows: number of ids; for a sketch, bytes of its state.
+        layer: number of the layer; a row replaces the row of the same id in lower layers.
+        rows: number of ids in the file; for a sketch, number of bytes of its state.
         bytes: size of the file.
         checksums: CRC-32 of the header and of each tensor, by name.
-        offset: first byte in the pack; None for a file that is not in a pack.
+        offset: offset in the pack; None for a file that is not in a pack.
     """
 
     path: InnerPath
@@ -88,13 +88,13 @@ class SavedFile:
 
     @property
     def location(self) -> tuple[str, int | None]:
-        """Path and offset, which identify the file: files in one pack share their path."""
+        """Path and offset, which together identify the file, because files in one pack have the same path."""
         return self.path, self.offset
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The format of a table's rows in a save. A delta has the same formats as the saves before it.
+    """The format of a table's rows in a save. All saves of a chain have the same row formats.
 
     Attributes:
         hashed, embedding_dim, weight_dtype, parts, columns: as in `SavedTable`.
@@ -109,7 +109,7 @@ class RowFormat:
     num_embeddings: int | None
 
     def difference(self, later: RowFormat) -> tuple[str, object, object] | None:
-        """Returns the first field that differs in `later`: its name and both values; None if the formats are equal."""
+        """Returns name and both values of the first field that differs in `later`, or None if the formats are equal."""
         for field_ in dataclasses.fields(self):
             before, now = getattr(self, field_.name), getattr(later, field_.name)
             if before != now:
@@ -126,19 +126,19 @@ class SavedTable:
     """A table of a save.
 
     Attributes:
-        key: name in this save; further tables of the same name have `.1`, `.2` appended.
+        key: unique name in this save: the table's name; further tables of the same name have `.1`, `.2` appended.
         name: name of the table.
         module: path of its module in the saved model.
-        num_embeddings, embedding_dim, hashed, capacity, pooling: config of the whole table, over all ranks.
+        num_embeddings, embedding_dim, hashed, capacity, pooling: fields of the config of the whole table.
         weight_dtype: `F32`, `F16` or `BF16`; for quantized rows `Q8` or `Q4`.
         seed: seed of the initial weights.
         parts: number of elements of each part of a row, by name, `weight` first.
         columns: data type of each further column of a row, by name.
         optimizer: index in the manifest's optimizers; None without an optimizer.
         rows: number of ids in the table, over all ranks.
-        clocks: counters of the table, by name.
-        evicted_before: by rank, how many evicted rows of the previous save are still kept: the last ones. Empty for a
-            full save, or where no rows are kept.
+        clocks: counters of the table's admission and eviction, by name.
+        evicted_before: for each rank, how many of the last evicted rows in the previous saves of the chain are still
+            pending. Empty for a full save, or if there are none.
     """
 
     key: Key
@@ -193,18 +193,18 @@ class SavedTable:
 
 
 def table_formats(tables: Iterable[SavedTable]) -> TableFormats:
-    """Returns the module, name and row format of each table. A delta may follow a save only if these are equal."""
+    """Returns module, name and row format of each table. A delta may follow a save only if all of them are equal."""
     return tuple((table.module, table.name, table.row_format) for table in tables)
 
 
 @dataclass(frozen=True)
 class SavedOptimizer:
-    """An optimizer of some tables.
+    """An optimizer that one or several tables of a save use.
 
     Attributes:
         class_name: qualified name of the optimizer class that the user passed.
-        kernel: name of its update formula.
-        options: learning rate and other options.
+        kernel: name of the update kernel, that is of its formula.
+        options: values of the optimizer's options, such as the learning rate.
         step: number of applied updates.
         accumulate_step: backward passes per update.
     """
@@ -225,12 +225,12 @@ class Manifest:
         kind: `full`, or `delta` for the changes since `previous`.
         base: id of the full save that the chain begins with; for a full save its own id.
         previous: id of the save that a delta follows; None for a full save.
-        sequence: position in the chain: 0 for the full save, 1 for the first delta.
+        sequence: position in the chain: 0 for the full save, 1 for the first delta, and so on.
         created: date and time, UTC.
         world_size: number of ranks that wrote the save.
         tables: all tables.
         optimizers: all optimizers.
-        windows: backward passes in open accumulation buffers, by module path and by the buffer's `accumulate_step`.
+        windows: number of backward passes in each open accumulation buffer, by module path and `accumulate_step`.
         files: all tensor files.
         folders: other folders that hold saves of the chain, as paths relative to this save's parent folder.
     """
@@ -283,7 +283,7 @@ class Manifest:
         self._check_files()
 
     def _check_no_overlap(self) -> None:
-        """Checks that no byte belongs to two files."""
+        """Checks that files in a pack do not overlap."""
         ordered = sorted([(file.path, file.offset or 0, file.bytes) for file in self.files])
         for (path, begin, size), (next_path, next_begin, _) in itertools.pairwise(ordered):
             if path == next_path and next_begin < begin + size:
@@ -314,7 +314,7 @@ class Manifest:
 
     @property
     def has_many_tables(self) -> bool:
-        """Whether the save has so many tables that small files share packs and small tables have no index."""
+        """Whether the save has many tables, so that small files are packed and small tables have no index."""
         return len(self.tables) >= MANY_TABLES
 
     @cached_property
@@ -323,17 +323,17 @@ class Manifest:
 
     @cached_property
     def packs(self) -> dict[str, Pack]:
-        """The open packs of the save by path. They are closed when the manifest is deleted."""
+        """The open packs of the save, by path; they are closed when this object is deleted."""
         return {}
 
     @cached_property
     def by_module(self) -> dict[tuple[str, str], SavedTable]:
-        """The first table of each module path and name."""
+        """The first table with each module path and name."""
         return {(table.module, table.name): table for table in reversed(self.tables)}
 
     @cached_property
     def by_name(self) -> dict[str, list[SavedTable]]:
-        """All tables of each name."""
+        """The tables with each name."""
         found: dict[str, list[SavedTable]] = defaultdict(list)
         for table in self.tables:
             found[table.name].append(table)
@@ -341,7 +341,7 @@ class Manifest:
 
     @cached_property
     def _files_in_reading_order(self) -> dict[str, list[SavedFile]]:
-        """The files of each table, in reading order."""
+        """The files of each table, in the order in which they are read."""
         order = {role: position for position, role in enumerate(ROLES)}
         found: dict[str, list[SavedFile]] = defaultdict(list)
         for file in sorted(self.files, key=lambda f: (f.layer, order.get(f.role, len(order)), f.rank, f.path)):
@@ -349,7 +349,7 @@ class Manifest:
         return dict(found)
 
     def files_of(self, key: str, role: str, *more: str) -> list[SavedFile]:
-        """Returns the files of a table that have one of the roles, in reading order."""
+        """Returns the files of a table that have one of the roles, in the order in which they are read."""
         return [file for file in self._files_in_reading_order.get(key, ()) if file.role in (role, *more)]
 
     def to_bytes(self) -> bytes:
@@ -389,14 +389,14 @@ _encode = json.JSONEncoder(sort_keys=True).encode
 
 
 def _to_json_lines(value: Any) -> str:
-    """Converts a value to JSON on one line; a list of objects, such as the files, gets a line per object."""
+    """Converts a value to JSON on one line, or a list of objects, such as the files, to one line per object."""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n  " + ",\n  ".join(map(_encode, value)) + "\n ]"
     return _encode(value)
 
 
 def _checksum_matches(raw: bytes, body: dict[str, Any]) -> bool:
-    """Compares the manifest's checksum with the CRC-32 of the rest of its text, and removes the field from `body`."""
+    """Returns whether the checksum in a manifest equals the CRC-32 of the rest of its text; removes it from `body`."""
     found = _CHECKSUM.search(raw)
     if found is None or body.pop("checksum", None) != int(found[1]):
         return False
@@ -404,14 +404,14 @@ def _checksum_matches(raw: bytes, body: dict[str, Any]) -> bool:
 
 
 Chain = Sequence[tuple[Path, Manifest]]
-"""Saves with their folders: a full one, then its deltas in order."""
+"""A chain of saves, each with its folder: a full save, then its deltas in order."""
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Reads and checks the manifest of the save in `folder`.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or another program or a later version wrote it.
+        CheckpointError: the file is missing or damaged, or was written by another program or a later version.
     """
     path = Path(folder) / MANIFEST
     try:

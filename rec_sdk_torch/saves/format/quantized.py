@@ -1,6 +1,6 @@
-"""Rows of 8 or 4 bits per weight: codes, then a scale and a bias.
+"""Quantized rows with 8 or 4 bits per weight: a row has the codes of its weights, then a scale and a bias.
 
-Torch reads the same layout: `torch.ops.quantized.embedding_bag_byte` and `embedding_bag_4bit`.
+`torch.ops.quantized.embedding_bag_byte` and `embedding_bag_4bit` read the same layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def row_bytes(name: str, dim: int) -> int:
-    """Returns the bytes of a row of `dim` weights of the data type `name`, with scale and bias."""
+    """Returns the size in bytes of a row of `dim` weights of the data type `name`, with its scale and bias."""
     bits = BITS[name]
     return (dim * bits + 7) // 8 + 2 * np.dtype(_PARAMETERS[bits]).itemsize
 
@@ -28,8 +28,8 @@ def row_bytes(name: str, dim: int) -> int:
 def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
     """Quantizes float32 rows `[n, D]` to uint8 `[n, row_bytes]`.
 
-    Bias is rounded down and scale up, so that the codes 0 .. 2^bits - 1 span the row. Each weight is within half a
-    scale.
+    The bias is rounded down and the scale up, so that the codes 0 .. 2^bits - 1 cover the values of the row. Each
+    dequantized weight differs from the original by at most half the scale.
 
     Args:
         rows: float32 `[n, D]`.
@@ -45,7 +45,7 @@ def quantize(rows: Floats, bits: int) -> npt.NDArray[np.uint8]:
         bias = _rounded(exact.min(axis=1), kind, -np.inf)
         scale = _rounded((exact.max(axis=1) - bias.astype(np.float64)) / max_code, kind, np.inf)
         largest = np.float32(max_code) * scale.astype(np.float32) + bias.astype(np.float32)
-    if not np.isfinite(largest).all():  # readers compute the largest weight in float32
+    if not np.isfinite(largest).all():  # readers dequantize in float32, where the largest weight must be finite
         raise ValueError(
             f"a weight is not finite, or the range of a row exceeds a scale and a bias of {np.dtype(kind)}"
         )

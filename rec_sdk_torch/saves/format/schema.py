@@ -1,4 +1,4 @@
-"""Checks JSON values against the annotations of a dataclass, and converts them to it.
+"""Checks JSON values against the annotations of a dataclass, and converts the values to an instance of it.
 
 An annotation is int, float, str, bool, Any, a dataclass, `X | None`, `list[X]`, `dict[str, X]`, or one of these with
 rules, such as `Annotated[int, InRange(0, 9)]`.
@@ -25,12 +25,12 @@ class Rule(Protocol):
     """A condition that a value must meet in addition to its type."""
 
     def problem(self, value: Any) -> str | None:
-        """Returns a description of the values that are expected; None if the value meets the rule."""
+        """Returns None if `value` meets the rule, else a description of the values that do."""
 
 
 @dataclass(frozen=True)
 class InRange:
-    """A number from `minimum` to `maximum`, both allowed."""
+    """Rule for a number: from `minimum` to `maximum`, both included."""
 
     minimum: int
     maximum: int = MAX_INT64
@@ -44,7 +44,7 @@ _pattern = functools.cache(re.compile)
 
 @dataclass(frozen=True)
 class Matches:
-    """A string that fully matches the regular expression `pattern`; errors use `description`."""
+    """Rule for a string: it fully matches the regular expression `pattern`. Errors use `description`."""
 
     pattern: str
     description: str
@@ -55,7 +55,7 @@ class Matches:
 
 @dataclass(frozen=True)
 class OneOf:
-    """A string that is one of `values`."""
+    """Rule for a string: it is one of `values`."""
 
     values: tuple[str, ...]
 
@@ -65,7 +65,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class ScalarOrList:
-    """A scalar, or a list of scalars; numbers are finite."""
+    """Rule for a value of any type: it is a scalar or a list of scalars, and numbers are finite."""
 
     def problem(self, value: Any) -> str | None:
         valid = all(map(_is_scalar, value if isinstance(value, list) else [value]))
@@ -98,7 +98,7 @@ def decode(cls: type[_Dataclass], value: object, where: str) -> _Dataclass:
 
 
 class _DecodeError(Exception):
-    """Exception for a wrong value, which collects its position in the enclosing values.
+    """Exception for a wrong value. Each enclosing value adds itself to the position of the wrong value.
 
     The text is built only when an error is reported, because a manifest has many values.
     """
@@ -109,7 +109,7 @@ class _DecodeError(Exception):
         self._path: list[tuple[str, object]] = []
 
     def inside(self, form: str, position: object) -> _DecodeError:
-        """Adds an enclosing value to the position.
+        """Adds an enclosing value to the front of the position.
 
         Args:
             form: format string for the name of the enclosing value and `position`.
@@ -119,7 +119,7 @@ class _DecodeError(Exception):
         return self
 
     def text(self, where: str) -> str:
-        """Returns the problem, preceded by the position of the wrong value; `where` names the outermost value."""
+        """Returns the error message: the wrong value's position and the problem. `where` names the outermost value."""
         for form, position in reversed(self._path):
             where = form.format(where, position).lstrip(".")
         return f"{where or 'it'} {self._problem}"
@@ -158,7 +158,7 @@ def _dataclass_decoder(cls: Any) -> Decoder:
 
 @functools.cache
 def _decoder(annotation: Any) -> Decoder:
-    """Returns the decoder of an annotation. It is cached, because a manifest has many values of each."""
+    """Returns the decoder of an annotation. Decoders are cached, because a manifest has many values per annotation."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _with_rules(_decoder(arguments[0]), arguments[1:])
@@ -175,7 +175,7 @@ def _decoder(annotation: Any) -> Decoder:
         return _dict_decoder(_decoder(arguments[0]), _decoder(arguments[1]))
 
     def scalar(value: Any) -> Any:
-        if type(value) is not annotation:  # exact types: isinstance would accept True as an int
+        if type(value) is not annotation:  # types are compared exactly, because isinstance would accept True as an int
             raise _expected(value, _NAMES[annotation])
         return value
 

@@ -1,8 +1,8 @@
-"""Saves the sketches that count ids before admission.
+"""Saves the sketches (approximate counters) that count ids before their admission.
 
-A sketch counts hashed ids and cannot be split by id, so the file of a rank records which ids the rank owned. It begins
-with int64 numbers: the ownership rule of the table and its block, as in `Placement.owner_rule`, the number of ranks
-and the rank. The state follows: width, depth, bytes of a cell, counted lookups, then the cells.
+A sketch counts hashed ids and cannot be split by id, so each rank's file records which ids the rank owned. The file
+begins with four int64 numbers: the table's ownership rule and its block size, as in `Placement.owner_rule`, the number
+of ranks, and the rank. The state follows: width, depth, bytes of a cell, counted lookups, then the cells.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ NUMBERS = ("home", "block", "ranks", "rank", "width", "depth", "cell_bytes", "co
 """Names of the int64 numbers before the cells."""
 _HEADER = 8 * len(NUMBERS)
 _MIN_HOME = -3
-"""Negative values are ownership rules, as in the engine's `owner_ranks`. This one alone has a block."""
+"""The smallest ownership rule; rules are negative, as in the engine's `owner_ranks`. Only this one has a block size."""
 _MAX_COUNTED = 2**53
 
 
 def serialize_sketch(owner: TableOwner, table: str, state: torch.Tensor) -> torch.Tensor:
-    """Returns the saved form of a sketch, uint8: the ownership numbers, then `state` of `TableView.sketch`."""
+    """Returns the bytes to save for a sketch, uint8: the ownership numbers, then `state` from `TableView.sketch`."""
     return torch.cat([torch.from_numpy(_encoded_owner_rule(owner, table).view(np.uint8)), state])
 
 
 def relevant_sketches(owner: TableOwner, table: str, saved: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Selects the saved states that a table's sketch must count at least as much as.
+    """Selects the saved states to restore a table's sketch from; its counts must be at least as high as theirs.
 
-    If one state was counted for exactly the ids that this rank owns, that state suffices. Otherwise all are returned,
-    because an id of this rank was counted in one of them.
+    If one state was counted for exactly the ids that this rank owns, only this state is returned. Otherwise all are
+    returned, because each id of this rank was counted in one of them.
 
     Args:
         owner: module that holds the table.
@@ -46,7 +46,7 @@ def relevant_sketches(owner: TableOwner, table: str, saved: Iterable[torch.Tenso
 
 
 def sketch_problem(saved: np.ndarray, rank: int, ranks: int) -> str | None:
-    """Returns what is wrong with the sketch file of `rank` in a save of `ranks` ranks; None if it is valid."""
+    """Returns a description of the fault in a sketch file of rank `rank` of `ranks` ranks, None if it is valid."""
     if len(saved) < _HEADER:
         return f"{len(saved)} bytes, expected {_HEADER} or more"
     numbers = dict(zip(NUMBERS, saved[:_HEADER].view(np.int64).tolist(), strict=True))
@@ -69,7 +69,7 @@ def sketch_problem(saved: np.ndarray, rank: int, ranks: int) -> str | None:
 
 
 def _encoded_owner_rule(owner: TableOwner, table: str) -> np.ndarray:
-    """Returns the ownership rule of a table, its block, the number of ranks and this rank, int64 `[4]`."""
+    """Returns the ownership numbers of a table, int64 `[4]`: rule, block size, number of ranks and this rank."""
     if owner.exchange is None:
         return np.array([0, 0, 1, 0], np.int64)
     return np.array([*owner.placements[table].owner_rule, owner.exchange.world_size, owner.exchange.rank], np.int64)

@@ -1,6 +1,6 @@
 """Reads and writes files of named tensors in the safetensors format, in chunks of rows.
 
-The format: the length of the header, 8 bytes, little-endian; the header, JSON; the raw tensors, one after another.
+A file has the length of the header (8 bytes, little-endian), the header (JSON), and the raw tensors in sequence.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of a file: its name, data type and shape.
+    """Name, data type and shape of a tensor in a file.
 
     Attributes:
         name, dtype, shape: as in the header.
-        row_bytes: bytes of a row.
-        bytes: bytes of the tensor.
+        row_bytes: size of one row in bytes.
+        bytes: size of the tensor in bytes.
     """
 
     name: str
@@ -79,7 +79,7 @@ _Size = Annotated[int, InRange(0)]
 
 @dataclass(frozen=True)
 class _HeaderEntry:
-    """A tensor's entry in the header."""
+    """The entry of one tensor in the header."""
 
     dtype: Annotated[str, OneOf(tuple(DTYPES))]
     shape: list[_Size]
@@ -99,12 +99,12 @@ _METADATA = '{"__metadata__":{'
 
 
 class TensorLayout:
-    """The layout of a file's tensors, one after another. Files of equal tables share it.
+    """The layout of the tensors in a file, one after another. Files of tables with the same rows share one layout.
 
     Attributes:
-        specs: tensors by name, in file order. If those with the widest elements come first, all are aligned.
-        bytes: bytes of all tensors.
-        max_row_bytes: bytes of the widest row.
+        specs: tensors by name, in file order. If tensors with wider elements come first, all are aligned.
+        bytes: size of all tensors together, in bytes.
+        max_row_bytes: size of the widest row, in bytes.
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
@@ -123,13 +123,13 @@ class TensorLayout:
         self._fields = _encode(fields)
 
     def header(self, metadata: Mapping[str, str], begin: int) -> tuple[bytes, dict[str, int]]:
-        """Returns the header of a file that starts at offset `begin`, and the offset of each tensor from `begin`.
+        """Returns the header of a file that starts at offset `begin`, and the tensors' offsets relative to `begin`.
 
         The header is padded so that the first tensor is at a multiple of `_ALIGNMENT`.
 
         Args:
-            metadata: further strings for the header.
-            begin: offset of the file in its pack; 0 without a pack.
+            metadata: strings to add to the header, by name.
+            begin: offset of the file in its pack; 0 for a file that is not in a pack.
         """
         fields = self._fields
         text = f'{{"__metadata__":{_encode(metadata)}{"," if self.specs else ""}{fields[1:]}' if metadata else fields
@@ -142,21 +142,21 @@ class TensorLayout:
 
 
 def _as_numpy(rows: torch.Tensor) -> np.ndarray:
-    """Returns the same memory as a numpy array; bfloat16 becomes int16, because numpy has no bfloat16.
+    """Returns a numpy array that shares memory with `rows`; bfloat16 becomes int16, because numpy has no bfloat16.
 
-    Numpy copies in the calling thread. Torch would start its thread pool for every chunk of strided rows.
+    Numpy is used because it copies in the calling thread. Torch would use its thread pool for each strided chunk.
     """
     return (rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
 class TensorWriter:
-    """Writer of tensors at the end of a file; each tensor is appended in chunks of rows.
+    """Writer that appends a set of tensors, with their header, to a file; each tensor is passed in chunks of rows.
 
-    Tensors of up to `WRITE_BYTES` together share a buffer with other small writes to the file.
+    If header and tensors have at most `WRITE_BYTES`, they share a buffer with other small writes to the file.
 
     Attributes:
         begin: offset of the header in the file.
-        bytes: bytes of the header and the tensors.
+        bytes: size of the header and the tensors, in bytes.
     """
 
     def __init__(self, out: FileWriter, layout: TensorLayout, metadata: Mapping[str, str] | None = None) -> None:
@@ -167,7 +167,7 @@ class TensorWriter:
         self.bytes = len(header) + layout.bytes
         self._written = dict.fromkeys(self._specs, 0)
         self._sums = {HEADER: crc32(header), **self._written}
-        self._partial_buffers: dict[str, tuple[Bytes, int]] = {}  # by tensor, a buffer and its filled bytes
+        self._partial_buffers: dict[str, tuple[Bytes, int]] = {}  # by tensor: buffer, number of filled bytes
         self._small_file: Bytes | None = None
         if self.bytes <= WRITE_BYTES:
             self._small_file = out.allocate(self.bytes)
@@ -185,7 +185,7 @@ class TensorWriter:
             rows: rows in the tensor's data type, on any device.
 
         Raises:
-            ValueError: another data type, or more rows than the tensor has.
+            ValueError: the rows have another data type, or the tensor would get more rows than its spec has.
         """
         spec, written = self._specs[name], self._written[name] + self._partial_buffers.get(name, (None, 0))[1]
         if rows.dtype != spec.dtype or written + rows.nbytes > spec.bytes:
@@ -218,7 +218,7 @@ class TensorWriter:
         self._sums[name] = crc32(data, self._sums[name])
 
     def finish(self) -> dict[str, int]:
-        """Writes the last buffers and returns the checksums, by tensor name. The file need not be on disk yet.
+        """Writes the last buffers and returns the checksums, by tensor name. It does not wait for the disk.
 
         Raises:
             ValueError: a tensor has fewer rows than its spec requires.
@@ -238,7 +238,7 @@ class TensorWriter:
 
 
 def _copy_into(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
-    """Copies rows to offset `begin` of a buffer, and returns the offset after them."""
+    """Copies rows to offset `begin` of a buffer, and returns the offset of their end."""
     end = begin + rows.nbytes
     buffer[begin:end].view(rows.dtype).reshape(rows.shape)[...] = rows
     return end
@@ -246,13 +246,13 @@ def _copy_into(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class _TensorEntries:
-    """The tensors of a file as its header lists them. Files of equal tables share the parsed entries.
+    """The parsed entries of the tensors in a header. Files with equal entries share one object.
 
     Attributes:
         specs: tensors by name.
-        offsets: offset of each tensor after the header.
-        last: name of the tensor that ends last.
-        bytes: offset of its end.
+        offsets: offset of each tensor, relative to the end of the header.
+        last: name of the tensor with the greatest end offset.
+        bytes: end offset of this tensor.
     """
 
     specs: dict[str, TensorSpec]
@@ -262,10 +262,10 @@ class _TensorEntries:
 
 
 def _split_header(text: str) -> tuple[Any, str]:
-    """Splits a header into its metadata and the JSON of its tensors.
+    """Splits a header into its metadata and the JSON text of its tensor entries.
 
     Raises:
-        ValueError, RecursionError: it is not JSON.
+        ValueError, RecursionError: the header is not JSON.
     """
     if text.startswith(_METADATA):
         metadata, end = _decode_from(text, len(_METADATA) - 1)
@@ -300,7 +300,7 @@ class _Header:
     """A parsed header.
 
     Attributes:
-        raw: the header's bytes, with the length before it.
+        raw: bytes of the header, including the length before it.
         specs, starts, metadata, validated_for: as in `TensorReader`.
     """
 
@@ -316,17 +316,17 @@ class Pack:
 
     Attributes:
         path: path of the file.
-        fd: its descriptor.
-        bytes: its size.
-        buffer: memory for verifying one of its files.
-        headers: parsed headers by offset.
+        fd: file descriptor of the pack.
+        bytes: size of the pack.
+        buffer: memory into which a file in the pack is read to verify it.
+        headers: parsed headers of files in the pack, by offset.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
         """Opens the pack `path` of the save `folder`.
 
         Raises:
-            CheckpointError: the save has no such file.
+            CheckpointError: the pack file does not exist or cannot be opened.
         """
         self.fd = -1
         self.path = path
@@ -346,9 +346,9 @@ class TensorReader:
     Attributes:
         path: path of the file.
         specs: tensors by name.
-        starts: offset of each tensor in the file.
+        starts: offset of each tensor in the file, or in the pack.
         bytes: size of the file, or of the range in the pack.
-        metadata: other strings in the header.
+        metadata: strings in the header besides the tensor entries.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class TensorReader:
         Args:
             path: path of the file.
             folder: folder of its save; links below it are not followed.
-            pack: the open pack, for a file in a pack.
+            pack: the open pack that contains the file; None for a file that is not in a pack.
             within: offset and size of the file in the pack.
 
         Raises:
@@ -387,7 +387,7 @@ class TensorReader:
 
     @property
     def validated_for(self) -> object:
-        """The manifest entry that the tensors were checked against, or None; a pack remembers it for each file."""
+        """The manifest entry that the tensors were checked against, or None. A pack keeps it for each of its files."""
         return self._parsed_header.validated_for
 
     @validated_for.setter
@@ -448,7 +448,7 @@ class TensorReader:
         """Reads the whole file and compares it with the manifest.
 
         Args:
-            size: expected bytes.
+            size: expected size in bytes.
             checksums: expected CRC-32 of the header and of each tensor.
 
         Raises:

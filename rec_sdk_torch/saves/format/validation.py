@@ -1,4 +1,4 @@
-"""Checks the files of a save: the tensors of each file, their values, and the ids of all files together."""
+"""Checks the files of a save: the tensors in each file, their values, and whether ids agree across files."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _CONTRADICTIONS = {
     WINDOW: "has gradients but no row",
     CACHED: "was in the cache but has no row",
 }
-"""What is wrong with an id in a file of each role, if it is or is not a row."""
+"""For each role of a file, the error text for an id that contradicts the ids of the rows."""
 
 
 @dataclass(frozen=True)
 class _ExpectedTensor:
-    """A tensor that a file of some role has.
+    """A tensor that each file of some role must have.
 
     Attributes:
         dtypes: allowed data types.
@@ -68,7 +68,7 @@ class _ExpectedTensor:
 
 
 def _expected_tensors(role: str, table: SavedTable) -> dict[str, _ExpectedTensor]:
-    """Returns the tensors that a file of a role has for this table."""
+    """Returns the tensors, by name, that a file of role `role` must have for `table`."""
     parts, columns = tuple(table.parts.items()), tuple(table.columns.items())
     return _expected_of(role, table.embedding_dim, table.weight_dtype, parts, columns)
 
@@ -102,10 +102,10 @@ def _expected_of(
 
 
 def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> None:
-    """Checks that a file has the tensors of its role, and was written for this save and table.
+    """Checks that a file has the tensors that its role requires, and was written for this save and table.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown or of another type or shape, or the metadata name another save.
+        CheckpointError: a tensor is missing, unknown or of another type or shape, or the file belongs to another save.
     """
     if file.role not in ROLES:
         return
@@ -138,7 +138,7 @@ def open_unchecked(folder: Path, file: SavedFile, packs: Packs) -> TensorReader:
     Args:
         folder: folder of the save.
         file: entry of the manifest.
-        packs: open packs by path; the file's pack is added.
+        packs: open packs by path; if the file is in a pack, this pack is added.
 
     Raises:
         CheckpointError: the file is missing, or is not a file of tensors.
@@ -155,11 +155,11 @@ def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader
     """Opens a file of the save in `folder` and checks its tensors.
 
     Raises:
-        CheckpointError: the file is missing, or lacks tensors of its role.
+        CheckpointError: the file is missing, or lacks tensors that its role requires.
     """
     reader = open_unchecked(folder, file, manifest.packs)
     try:
-        if reader.validated_for is not file:  # a pack remembers files that were checked before
+        if reader.validated_for is not file:  # the file was not checked before; a pack keeps this for its files
             check_tensors(reader, manifest, file)
             reader.validated_for = file
     except BaseException:
@@ -169,7 +169,7 @@ def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader
 
 
 def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> None:
-    """Checks that the columns of a file have possible values, and that a sketch was saved by the rank of its file.
+    """Checks that values in a file's columns are in range, and that a sketch was saved by the rank of its file.
 
     Raises:
         CheckpointError: a value is out of range, or the sketch is invalid.
@@ -194,13 +194,13 @@ def check_values(reader: TensorReader, manifest: Manifest, file: SavedFile) -> N
 
 @dataclass(frozen=True, eq=False)
 class TableChain:
-    """A table in every save of a chain.
+    """One table, with its entry in every save of a chain.
 
     Attributes:
         saves: folder, manifest and table of each save, in order.
-        owned: function that selects the ids of this rank.
+        owned: function that selects the ids that this rank owns.
         num_embeddings: size of the index table to load into; None for a hash table.
-        id_limit: ids from this one on are ignored; None for no limit.
+        id_limit: ids greater than or equal to this limit are ignored; None for no limit.
     """
 
     saves: Sequence[tuple[Path, Manifest, SavedTable]]
@@ -209,11 +209,11 @@ class TableChain:
     id_limit: int | None = None
 
     def check_ids(self) -> int:
-        """Checks the ids of all files, and returns the number of rows after the last save.
+        """Checks the table's ids in all files, and returns how many rows the table has in the last save.
 
         Raises:
-            CheckpointError: an id occurs twice in a layer, exceeds an index table, is both a row and a candidate for
-                admission, or has gradients or a cache entry without a row.
+            CheckpointError: an id occurs twice in a layer, is out of range of an index table, is both a row and a
+                candidate for admission, or has gradients or a cache entry but no row.
         """
         final = self._final_ids()
         folder, manifest, table = self.saves[-1]
@@ -228,9 +228,9 @@ class TableChain:
         return len(final)
 
     def _final_ids(self) -> Int64Array:
-        """Returns the ids of the rows after the last save, ascending."""
+        """Returns the ids that have rows in the last save, ascending."""
         base: Int64Array = np.empty(0, np.int64)
-        changes: list[tuple[Int64Array, bool]] = []  # ids and whether they became rows or were removed, in order
+        changes: list[tuple[Int64Array, bool]] = []  # ids, and True for added, False for removed; in order
         for folder, manifest, table, files in self._layers():
             rows = self._joined_ids(folder, manifest, table, [file for file in files if file.role == ROWS])
             if not len(base) and not changes:
@@ -244,7 +244,7 @@ class TableChain:
             return base
         every = np.concatenate([ids for ids, _ in changes])
         present = np.concatenate([np.full(len(ids), is_row) for ids, is_row in changes])
-        # Reversed, so that np.unique keeps the last change of each id.
+        # np.unique keeps the first change of an id; reversed, this is the last change.
         changed, last = np.unique(every[::-1], return_index=True)
         added = changed[present[::-1][last]]
         return np.sort(np.concatenate([base[~isin_sorted(changed, base)], added]))
@@ -258,7 +258,7 @@ class TableChain:
     def _joined_ids(
         self, folder: Path, manifest: Manifest, table: SavedTable, files: Sequence[SavedFile]
     ) -> Int64Array:
-        """Returns the ids of the files of one layer, ascending, and checks that none occurs twice."""
+        """Returns the ids in the files of one layer, ascending; raises an error if an id occurs twice."""
         of_files = [self._ids(folder, manifest, table, file) for file in files]
         ids: Int64Array = of_files[0] if len(of_files) == 1 else np.concatenate([np.empty(0, np.int64), *of_files])
         ids.sort()
@@ -287,11 +287,11 @@ class TableChain:
 
 
 def find_saved_table(manifest: Manifest, where: Path, module: str, name: str, unique_name: bool) -> SavedTable:
-    """Finds a model's table in a save: by module path and name, or by name alone if that is unambiguous.
+    """Finds a model's table in a save by module path and name, or by name alone if only one saved table has it.
 
     Args:
         manifest: manifest of the save.
-        where: folder of the save, for errors.
+        where: folder of the save, for error messages.
         module: path of the module.
         name: name of the table.
         unique_name: whether the model has only one table of this name.
@@ -329,16 +329,16 @@ def table_chain(chain: Chain, saved: SavedTable) -> TableChain:
 
 
 def evicted_files(tables: TableChain) -> list[tuple[Path, Manifest, SavedFile, int]]:
-    """Finds the files with evicted rows that the user has not taken, in eviction order.
+    """Finds the files with pending evicted rows (not yet returned by `take_evicted()`), in eviction order.
 
     Returns:
-        For each file: folder, manifest, file, and the index of its first row that is not taken.
+        For each file: folder, manifest, file, and the index of its first pending row.
 
     Raises:
         CheckpointError: a save has fewer evicted rows than the next save refers to.
     """
     found = []
-    expected_rows: dict[int, int] | None = None  # by rank, how many of the save's last rows count; None: all
+    expected_rows: dict[int, int] | None = None  # for each rank, how many of the last rows are pending; None: all
     successor = tables.saves[-1][0]
     for folder, manifest, table in reversed(tables.saves):
         before = dict(enumerate(table.evicted_before))
@@ -365,7 +365,7 @@ def isin_sorted(known: Int64Array, ids: Int64Array) -> np.ndarray:
     """Returns which of `ids` `[n]` are in the ascending array `known`, bool `[n]`."""
     if not len(known):
         return np.zeros(len(ids), bool)
-    if np.array_equal(known, ids):  # common: the cache held every row
+    if np.array_equal(known, ids):  # frequent case: the cache held every row
         return np.ones(len(ids), bool)
     positions = np.searchsorted(known, ids)
     found: np.ndarray = known[np.minimum(positions, len(known) - 1)] == ids
@@ -373,7 +373,7 @@ def isin_sorted(known: Int64Array, ids: Int64Array) -> np.ndarray:
 
 
 def row_count_problem(table: SavedTable, rows: int, expected: int) -> str | None:
-    """Compares the number of rows found on all ranks with the expected one; returns None if they are equal."""
+    """Returns None if the table has as many rows on all ranks together as expected, else an error text."""
     if rows == expected:
         return None
     return f"table {table.key!r} had {expected} rows when it was saved, its files have {rows}"

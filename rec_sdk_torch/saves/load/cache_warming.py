@@ -1,4 +1,4 @@
-"""Fills the device caches after a load with the rows that were cached when the save was made."""
+"""Fills the device caches after a load, preferably with the rows that were cached when the save was made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .save_reader import TableMatch
 
 
 def warm_tables(matches: Sequence[TableMatch]) -> None:
-    """Fills the caches of loaded tables with the rows that were hot at the time of the save."""
+    """Fills the caches of loaded tables with the rows that the save lists as cached, else with the most used rows."""
     for match in matches:
         ids, heats = _hottest_ids(match)
         if len(ids):
@@ -26,14 +26,14 @@ def warm_tables(matches: Sequence[TableMatch]) -> None:
 
 
 def warm_by_counts(owners: Sequence[TableOwner]) -> None:
-    """Fills the caches by the counts or timestamps of the tables' rules, for saves that do not list cached rows."""
+    """Fills the caches with the rows of highest count or latest timestamp, for saves that do not list cached rows."""
     for owner in owners:
         for name in owner.configs:
             _warm_by_counts(owner.embedding.view(name))
 
 
 def _hottest_ids(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
-    """Returns the ids of this rank that any rank had cached, hottest first, and their heats."""
+    """Returns this rank's ids that any rank had cached, and their heats (priorities in the cache), hottest first."""
     ids, heats, positions = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
     folder, manifest, table = match.table_chain.saves[-1]
     files = manifest.files_of(table.key, CACHED)
@@ -42,11 +42,11 @@ def _hottest_ids(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
             rank_ids, rank_heats = reader.array("ids"), reader.array("heats")
         owned = match.owned(rank_ids)
         if owned is None and len(files) == 1 and (rank_heats[1:] <= rank_heats[:-1]).all():
-            return rank_ids, rank_heats  # sorted already
+            return rank_ids, rank_heats  # the only file lists them hottest first already
         chosen = slice(None) if owned is None else owned
         ids.append(rank_ids[chosen])
         heats.append(rank_heats[chosen])
-        # Relative positions break ties, so that equal heats of several ranks are interleaved.
+        # Ties of heat are broken by the relative position in the file, so that rows of several ranks are interleaved.
         positions.append(np.arange(file.rows)[chosen] / file.rows)
     heat = np.concatenate(heats)
     order = np.lexsort((np.concatenate(positions), -heat))
@@ -54,7 +54,7 @@ def _hottest_ids(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
 
 
 def _warm_by_counts(view: TableView) -> None:
-    """Fills the cache by the first of score, count, last use and timestamp that the table keeps per row."""
+    """Fills the cache with the rows of highest score, count, last use or timestamp, whichever column exists first."""
     if view.config.lifecycle is None:
         return
     lifecycle = view.config.lifecycle
@@ -64,14 +64,14 @@ def _warm_by_counts(view: TableView) -> None:
         return
     columns = view.row_columns(ids)
     values = columns[column]
-    if lifecycle.score and lifecycle.score.half_life:  # a score decays from the row's last batch on
+    if lifecycle.score and lifecycle.score.half_life:  # a stored score has not decayed since the row's last batch
         values = values * torch.exp2((columns["last_use"] - columns["last_use"].max()) / lifecycle.score.half_life)
     chosen = ids[values.argsort(descending=True, stable=True)].numpy()
     _warm(view, chosen, np.ones(len(chosen)))
 
 
 def _warm(view: TableView, ids: Int64Array, heats: np.ndarray) -> None:
-    """Fills the cache; an error becomes a warning, because the table itself is loaded correctly."""
+    """Fills the cache. An error only causes a warning, because the table itself is loaded correctly."""
     try:
         view.warm_hottest(ids, heats.astype(np.float32))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Capacity check: whether the rows of a save fit into memory or disk beside the current rows."""
+"""Capacity check: whether the rows of a save fit into host memory or on disk beside the tables' current rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RowCounts = Sequence[tuple[TableView, int]]
 def fits_beside_tables(row_counts: RowCounts, folder: Path) -> bool:
     """Returns whether the rows of the save in `folder` fit while the tables keep their current rows.
 
-    If not, a warning announces that the tables are emptied first.
+    If they do not, a warning tells the user that the tables are emptied first.
 
     Raises:
-        MemoryError, OSError: the rows would not even fit without the current ones.
+        MemoryError, OSError: the saved rows do not fit even if the current rows are dropped.
     """
     beside = True
     for store in {view.layout.options.host_store for view, _ in row_counts}:

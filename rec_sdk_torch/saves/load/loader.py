@@ -1,4 +1,4 @@
-"""Checks that a save fits a model, and replaces the model's tables; no row changes before all checks pass."""
+"""Checks that a save fits a model, and replaces the model's tables. No row changes until all checks have passed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_fit(matches: Sequence[TableMatch]) -> list[int]:
 
 
 def _continued_optimizers(matches: Sequence[TableMatch]) -> list[tuple[TableMatch, TableOptimizer, SavedOptimizer]]:
-    """Returns the tables whose optimizer continues from a saved one, with both optimizers."""
+    """Returns each table whose optimizer continues from a saved one, with its optimizer and the saved one."""
     pairs = [(each, each.optimizer, each.saved.optimizer) for each in matches if each.same_optimizer]
     return [
         (each, optimizer, each.manifest.optimizers[number])
@@ -66,14 +66,14 @@ def _check_rows(match: TableMatch) -> int:
 
 
 def check_row_counts(matches: Sequence[TableMatch], by_rank: Sequence[Sequence[int]]) -> None:
-    """Checks that each table has as many rows, over all ranks, as when it was saved.
+    """Checks that each table's files have as many rows, over all ranks, as the table had when it was saved.
 
     Args:
         matches: the tables.
-        of_ranks: result of `check_fit` of each rank.
+        by_rank: result of `check_fit` on each rank.
 
     Raises:
-        CheckpointError: a table has more or fewer rows.
+        CheckpointError: the files of a table have more or fewer rows.
     """
     for each, *rows in zip(matches, *by_rank, strict=True):
         problem = row_count_problem(each.saved, sum(rows) if each.owner.is_sharded(each.name) else rows[0], each.rows)
@@ -84,7 +84,7 @@ def check_row_counts(matches: Sequence[TableMatch], by_rank: Sequence[Sequence[i
 def make_replacements(
     owners: Sequence[TableOwner], matches: Sequence[TableMatch], fits_beside: bool
 ) -> list[Replacement]:
-    """Prepares to replace each owner's tables; `fits_beside` is True if memory holds the old and the new rows."""
+    """Creates the replacements of each owner's tables; `fits_beside`: whether old and new rows fit at the same time."""
     result = []
     for owner in owners:
         own = [each for each in matches if each.owner is owner]
@@ -101,10 +101,10 @@ def make_replacements(
 def replace_tables(
     participants: Participants, owners: Sequence[TableOwner], replacements: Sequence[Replacement]
 ) -> list[str]:
-    """Replaces the tables of all owners on all ranks, or on none if one rank fails (collective).
+    """Replaces the tables of all owners on all ranks, or on no rank if one rank fails (collective).
 
     Returns:
-        Names of the tables for which some rank rounded weights to the data type of its cache; a warning names them.
+        Names of the tables whose weights some rank rounded to the data type of its cache; a warning lists them too.
     """
 
     def prepare() -> list[str]:
@@ -147,7 +147,8 @@ def _table_source(match: TableMatch, with_window: bool) -> TableSource:
 def _saved_options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str, Any]:
     """Returns the saved options that apply to the optimizer, in the types that its class uses.
 
-    Weight decay differs between kernels, such as AdamW's and Adam's. With another kernel the model keeps its own.
+    Weight decay has different meanings in different kernels, such as AdamW's and Adam's. If the kernels differ, the
+    model keeps its own weight decay.
     """
     skipped = {"weight_decay"} if saved.kernel != optimizer.spec.kernel else set()
     common = {name: value for name, value in saved.options.items() if name in optimizer.options.keys() - skipped}
@@ -155,7 +156,10 @@ def _saved_options(optimizer: TableOptimizer, saved: SavedOptimizer) -> dict[str
 
 
 def _open_windows(matches: Sequence[TableMatch]) -> dict[int, int]:
-    """Returns the backward passes in each accumulation buffer; empty if the tables cannot continue with them."""
+    """Returns the number of backward passes in each saved accumulation buffer, by its `accumulate_step`.
+
+    The result is empty if the tables cannot continue with the saved buffers.
+    """
     manifest = matches[0].manifest
     counts = {int(length): count for length, count in manifest.windows.get(matches[0].saved.module, {}).items()}
     lengths = set()
@@ -170,7 +174,7 @@ def _open_windows(matches: Sequence[TableMatch]) -> dict[int, int]:
 
 
 def warn_of_skipped_content(matches: Sequence[TableMatch], folder: Path, manifest: Manifest) -> None:
-    """Warns of the parts of a save that the model does not take over."""
+    """Warns of the parts of a save that are not loaded into the model."""
     for each in matches:
         config = each.owner.configs[each.name]
         if not config.hashed and not each.saved.hashed and config.num_embeddings != each.saved.num_embeddings:
@@ -204,7 +208,7 @@ def warn_of_skipped_content(matches: Sequence[TableMatch], folder: Path, manifes
 
 
 def can_be_base(matches: Sequence[TableMatch], last: Manifest, formats: TableFormats) -> bool:
-    """Returns whether a delta can follow the save `last`: the tables hold all of it, in the formats `formats`."""
+    """Returns whether a delta can follow the loaded save `last`, because the tables hold all of it in `formats`."""
     same = (_is_as_saved(each, own) for each, (_, _, own) in zip(matches, formats, strict=True))
     return len(matches) == len(last.tables) and all(same)
 

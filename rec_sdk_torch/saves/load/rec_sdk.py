@@ -1,10 +1,10 @@
-"""Reads checkpoints that Rec SDK's own savers wrote, so that jobs can migrate.
+"""Reads checkpoints that Rec SDK's own savers wrote, so that training jobs can migrate from it.
 
 There are two layouts of raw arrays: `<date and time>/<table>/rank<N>/<part>/slice.data` for each rank, and
 `<table>/<part>/slice.data` for all ranks together. The parts are `key` int64 `[n]`, `embedding` float32 `[n, D]`, and
-the optimizer states `momentum1`, `momentum2` float32 `[n, D]`. Beside each array, `slice.attribute` has the bytes of an
-element and the shape, int64. `rec_sdk_lifecycle.py` reads the counts of admission and eviction. Steps and options of
-optimizers are not saved.
+the optimizer states `momentum1`, `momentum2` float32 `[n, D]`. Beside each array, the file `slice.attribute` has the
+size of an element in bytes and the shape, as int64. `rec_sdk_lifecycle.py` reads the counts of admission and eviction.
+Steps and options of optimizers are not saved.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RANK = re.compile("rank[0-9]{1,9}")
 
 
 def find_save(path: Path) -> Path | None:
-    """Returns the save of Rec SDK at `path`, or the latest one in it; None if there is none.
+    """Returns `path` if it is a save of Rec SDK, else the latest save of Rec SDK in it; None if there is none.
 
     Raises:
         CheckpointError: a folder cannot be read.
@@ -58,7 +58,7 @@ def _find_save(path: Path) -> Path | None:
 
 
 def _part_folders(table: Path) -> list[Path]:
-    """Returns the folders of a table that hold its parts: one for each rank, or the table's folder."""
+    """Returns the folders that hold a table's parts: one for each rank, or only the table's folder."""
     if (table / _KEY / _ATTRIBUTE).exists():
         return [table]
     ranks = [each for each in table.glob("rank*") if _RANK.fullmatch(each.name) and (each / _KEY).is_dir()]
@@ -89,11 +89,11 @@ def _map_array(save: Path, folder: Path, dtype: Any, columns: int | None = None)
 
 @dataclass(eq=False)
 class _RecSdkTable:
-    """A table of a model, with its arrays in a save.
+    """A table of a model, and its arrays in a save of Rec SDK.
 
     Attributes:
-        owner, name: the table.
-        arrays: `key` and the parts by name, for each rank that saved.
+        owner, name: module that holds the table, and name of the table.
+        arrays: for each rank that wrote the save, the array `key` and the parts by name.
         lifecycle: counts and timestamps for admission and eviction.
     """
 
@@ -103,7 +103,7 @@ class _RecSdkTable:
     lifecycle: SavedLifecycle | None
 
     def chunks(self, rows: int) -> Iterator[SavedRows]:
-        """Yields the rows that this rank owns, from `rows` saved rows at a time."""
+        """Yields the rows that this rank owns; a chunk is selected from `rows` saved rows."""
         for ids, parts in self.arrays:
             for begin in range(0, len(ids), rows):
                 chunk_ids = np.array(ids[begin : begin + rows])
@@ -114,7 +114,7 @@ class _RecSdkTable:
                 )
 
     def ids(self) -> np.ndarray:
-        """Returns the ids that this rank owns."""
+        """Returns the saved ids that this rank owns."""
         parts = [np.array(ids)[self.owner.owned(self.name, np.array(ids))] for ids, _ in self.arrays]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
@@ -168,7 +168,7 @@ def read_tables(owners: Sequence[TableOwner], folder: Path) -> list[list[_RecSdk
     """Finds the tables of a model in a save of Rec SDK and checks them.
 
     Returns:
-        The tables of each owner.
+        For each owner, its tables.
 
     Raises:
         CheckpointError: a table or file is missing, damaged, or does not fit the model.
@@ -183,7 +183,7 @@ def read_tables(owners: Sequence[TableOwner], folder: Path) -> list[list[_RecSdk
 
 
 def overwrite_rows(owners: Sequence[TableOwner], tables_by_owner: Sequence[Sequence[_RecSdkTable]]) -> None:
-    """Writes the saved rows over the tables' rows; rows that the save lacks stay."""
+    """Writes the saved rows into the tables. Rows whose ids are not in the save stay unchanged."""
     for owner, tables in zip(owners, tables_by_owner, strict=True):
         contents = []
         for table in tables:
@@ -197,7 +197,7 @@ def overwrite_rows(owners: Sequence[TableOwner], tables_by_owner: Sequence[Seque
 
 
 def restore_lifecycle(tables_by_owner: Sequence[Sequence[_RecSdkTable]]) -> None:
-    """Restores counts and timestamps of ids, after the rows are in the tables."""
+    """Restores counts and timestamps of ids; the rows must be in the tables already."""
     for tables in tables_by_owner:
         for table in tables:
             if table.lifecycle is not None:
@@ -205,10 +205,10 @@ def restore_lifecycle(tables_by_owner: Sequence[Sequence[_RecSdkTable]]) -> None
 
 
 def fits_beside(tables_by_owner: Sequence[Sequence[_RecSdkTable]], folder: Path) -> bool:
-    """Returns whether the saved rows fit while the tables keep their current rows.
+    """Returns whether the saved rows fit into memory while the tables keep their current rows.
 
     Raises:
-        MemoryError, OSError: the rows would not even fit without the current ones.
+        MemoryError, OSError: the saved rows do not fit even if the current rows are dropped.
     """
     tables = [table for owner_tables in tables_by_owner for table in owner_tables]
     return fits_beside_tables([(t.owner.embedding.view(t.name), len(t.ids())) for t in tables], folder)
@@ -217,7 +217,7 @@ def fits_beside(tables_by_owner: Sequence[Sequence[_RecSdkTable]], folder: Path)
 def make_replacements(
     owners: Sequence[TableOwner], tables_by_owner: Sequence[Sequence[_RecSdkTable]], fits_beside: bool
 ) -> list[Replacement]:
-    """Prepares to replace each owner's tables; `fits_beside` is True if memory holds the old and the new rows."""
+    """Creates the replacements of each owner's tables; `fits_beside`: whether old and new rows fit at the same time."""
     replacements = []
     for owner, tables in zip(owners, tables_by_owner, strict=True):
         sources = []

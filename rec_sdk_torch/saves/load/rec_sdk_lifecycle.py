@@ -1,9 +1,9 @@
 """Reads counts and timestamps of ids, for admission and eviction, from checkpoints of Rec SDK.
 
 `admit_count/slice.data`, int64 `[n]`, has the count of each id in `key/slice.data`; -1 means no count.
-`evict_timestamp/` lists ids of its own, all that a rank looked up: `slice_evict_key.data` and `slice_evict_ts.data`,
-int64, with a common `slice.attribute`. Several ranks may list the same id. Rec SDK writes neither for a rank with a
-single id.
+`evict_timestamp/` has its own list of ids, all that a rank looked up: `slice_evict_key.data` has the ids and
+`slice_evict_ts.data` their timestamps, int64, with one `slice.attribute` for both. Several ranks may list the same id.
+For a rank with a single id, Rec SDK writes neither counts nor timestamps.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MAX_COUNT = 2**32 - 1
 
 @dataclass(frozen=True, eq=False)
 class SavedLifecycle:
-    """Counts and timestamps of the ids of a table that this rank owns.
+    """Saved counts and timestamps of the ids of a table that this rank owns.
 
     Attributes:
-        counts: ids that have a count, and the counts.
-        stamps: ids without duplicates, and their latest timestamps.
-        latest: latest timestamp of all ranks.
+        counts: the ids that have a count, and their counts.
+        stamps: distinct ids, and the latest timestamp of each.
+        latest: latest timestamp of all ids on all ranks.
     """
 
     counts: tuple[np.ndarray, np.ndarray]
@@ -42,7 +42,7 @@ class SavedLifecycle:
     latest: int
 
     def apply_to(self, view: TableView) -> None:
-        """Writes counts and timestamps to the table's rows; later timestamps and clocks of the table stay."""
+        """Writes counts and timestamps to the table's rows; later timestamps and clocks of the table stay unchanged."""
         ids, counts = _select_known(view, *self.counts)
         if len(ids):
             view.write_row_columns(ids, {"count": counts})
@@ -68,7 +68,7 @@ def read_lifecycle(
         owner: module that holds the table.
         name: name of the table.
         save: folder of the save.
-        ranks: for each rank, the folder of the table's parts and its ids.
+        ranks: for each rank that wrote the save, the folder of the table's parts and the ids in it.
 
     Raises:
         CheckpointError: a file is damaged.
@@ -100,7 +100,7 @@ def _select_owned(
 
 
 def _latest_stamps(ids: np.ndarray, stamps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Removes duplicate ids, keeping the latest timestamp of each."""
+    """Removes duplicate ids and keeps the latest timestamp of each id."""
     order = np.lexsort((stamps, ids))
     ids, stamps = ids[order], stamps[order]
     last = np.append(ids[1:] != ids[:-1], True)[: len(ids)]
@@ -130,7 +130,7 @@ def _read_stamps(save: Path, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_int64(save: Path, path: Path) -> np.ndarray:
-    """Reads a file of int64; empty if the file does not exist."""
+    """Reads a file of int64 numbers; returns an empty array if the file does not exist."""
     try:
         raw = files.read_regular_file(path, save) if files.is_regular_file(path) else b""
     except OSError as error:

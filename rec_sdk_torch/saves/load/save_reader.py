@@ -35,16 +35,17 @@ from ..owners import TableOwner
 
 @dataclass(frozen=True, eq=False)
 class TableMatch:
-    """A table of a model and the saved tables that it is loaded from.
+    """A table of a model and the saved table that it is loaded from.
 
     Attributes:
-        owner, name: the table.
-        view: its interface for reading and writing.
-        table_chain: the table in each save of the chain.
-        saved: the table in the last save.
-        parts: parts of a row that are loaded.
-        same_optimizer: whether saved states fit the table's optimizer, or neither side has one.
-        cut: ids from this one on are ignored, for an index table that is smaller than the saved one; else None.
+        owner, name: module that holds the table, and name of the table.
+        view: read and write access to the table.
+        table_chain: the saved table's entry in each save of the chain.
+        saved: the saved table's entry in the last save.
+        parts: names of the parts of a row that are loaded.
+        same_optimizer: whether the saved optimizer states fit the table's optimizer, or neither table has an optimizer.
+        id_limit: number of rows of an index table that is smaller than the saved one; greater ids are ignored. None
+            otherwise.
     """
 
     owner: TableOwner
@@ -68,7 +69,7 @@ class TableMatch:
 
     @property
     def optimizer(self) -> TableOptimizer | None:
-        """The optimizer of the table; None without one."""
+        """The optimizer of the model's table; None if it has none."""
         return self.owner.embedding.layout.optimizer_of(self.name)
 
     @property
@@ -77,7 +78,7 @@ class TableMatch:
         return self.saved.rows if self.id_limit is None else min(self.saved.rows, self.id_limit)
 
     def owned(self, ids: Int64Array) -> np.ndarray | None:
-        """Returns a mask of the ids that this rank loads; None for all."""
+        """Returns a mask of the `ids` that this rank loads; None if it loads all of them."""
         owned = self.owner.owned(self.name, ids)
         if self.id_limit is not None:
             owned = (ids < self.id_limit) & (True if isinstance(owned, slice) else owned)
@@ -85,10 +86,10 @@ class TableMatch:
 
 
 def verify_files(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
-    """Reads every file of a chain and checks it; each of several ranks reads its share.
+    """Reads and checks every file of a chain of saves. The files are divided among `world_size` ranks.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or lacks tensors of its role.
+        CheckpointError: a file is missing or damaged, or lacks tensors that its role requires.
     """
     all_files = [(folder, manifest, file) for folder, manifest in chain for file in manifest.files]
     for folder, manifest, file in all_files[rank::world_size]:
@@ -105,10 +106,10 @@ def verify_files(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
 
 
 def verify_tables(chain: Chain) -> None:
-    """Reads the ids of every table of the last save and checks them across files; `verify_files` comes first.
+    """Reads the ids of all tables of the last save and checks that they agree across files; call `verify_files` first.
 
     Raises:
-        CheckpointError: ids contradict each other, or are missing.
+        CheckpointError: ids in different files contradict each other, or ids are missing.
     """
     folder, last = chain[-1]
     for saved in last.tables:
@@ -121,7 +122,7 @@ def verify_tables(chain: Chain) -> None:
 
 
 def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]:
-    """Finds the tables of a model in a chain of saves: by module and name, or by name if that is unambiguous.
+    """Finds the tables of a model in a chain of saves by module and name, or by name alone if it is unambiguous.
 
     Raises:
         CheckpointError: the save lacks a table, or has rows that the model's table cannot hold.
@@ -161,9 +162,9 @@ def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]
 
 
 def read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedIds]:
-    """Yields the rows and removals that rebuild this rank's part of the table from an empty one, `rows` at a time.
+    """Yields chunks of up to `rows` rows or removed ids, which rebuild this rank's part of a table if applied in order.
 
-    For large tables a thread reads ahead.
+    If the table has more than `rows` rows, a thread reads the next chunk in advance.
     """
     chunks = _read_layers(match, rows)
     files_by_save = [manifest.files_of(table.key, REMOVED, ROWS) for _, manifest, table in match.table_chain.saves]
@@ -190,7 +191,7 @@ def _read_layers(match: TableMatch, rows: int) -> Iterator[SavedRows | RemovedId
 def _read_owned(
     match: TableMatch, reader: TensorReader, names: Sequence[str], begin: int = 0, end: int | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Reads the ids and the named tensors of rows [begin, end), and selects the rows that this rank loads."""
+    """Reads ids and the tensors `names` of rows [begin, end), and selects the rows that this rank loads."""
     ids = reader.read("ids", begin, end)
     tensors = {name: reader.read(name, begin, end) for name in names}
     owned = match.owned(ids.numpy())
@@ -201,7 +202,7 @@ def _read_owned(
 
 
 def _tensor_names(match: TableMatch, reader: TensorReader) -> list[str]:
-    """Returns the tensors of a file of rows to load: parts, and columns that file, save and table share."""
+    """Returns the names of the tensors to load from a file of rows: parts, and columns that the table has too."""
     names = [part if part == WEIGHT else f"state.{part}" for part in match.parts]
     lifecycle = match.view.config.lifecycle
     if lifecycle is not None:
@@ -211,7 +212,7 @@ def _tensor_names(match: TableMatch, reader: TensorReader) -> list[str]:
 
 
 def _parts_and_columns(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Splits the tensors of a file of rows into parts and columns, under the names that the table uses."""
+    """Splits the tensors of a file of rows into parts and columns, by the names that the table uses for them."""
     parts: dict[str, torch.Tensor] = {}
     columns: dict[str, torch.Tensor] = {}
     for name, values in tensors.items():
@@ -221,7 +222,10 @@ def _parts_and_columns(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, t
 
 
 def read_lifecycle_state(match: TableMatch) -> LifecycleState | None:
-    """Reads the clocks, candidates and sketches of a table's rules; None if the table or the save has none."""
+    """Reads the saved clocks, candidates and sketches for a table's admission and eviction rules.
+
+    Returns None if the table has no such rules or the save has no clocks.
+    """
     rules = match.view.config.lifecycle
     if rules is None or not match.saved.clocks:
         return None
@@ -234,7 +238,7 @@ def read_lifecycle_state(match: TableMatch) -> LifecycleState | None:
 
 
 def _read_candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns the candidates that this rank owns, from all ranks' files, and the named columns that the files have."""
+    """Returns the candidates that this rank owns, from all ranks' files, and the columns in `names` that exist."""
     chunks = []
     folder, manifest, table = match.table_chain.saves[-1]
     for file in manifest.files_of(table.key, CANDIDATES):
@@ -247,7 +251,7 @@ def _read_candidates(match: TableMatch, names: Sequence[str]) -> tuple[torch.Ten
 
 
 def _read_sketches(match: TableMatch) -> list[torch.Tensor]:
-    """Returns the saved sketches that the table's sketch must count at least as much as."""
+    """Returns the saved sketch states to restore the table's sketch from; see `relevant_sketches`."""
     saved = []
     folder, manifest, table = match.table_chain.saves[-1]
     for file in manifest.files_of(table.key, SKETCH):
@@ -257,7 +261,7 @@ def _read_sketches(match: TableMatch) -> list[torch.Tensor]:
 
 
 def read_evicted(match: TableMatch) -> list[EvictedRows]:
-    """Reads the pending evicted rows that this rank owns; empty if the table does not keep evicted rows."""
+    """Reads the pending evicted rows that this rank owns; returns none if the table does not keep evicted rows."""
     if match.name not in match.owner.embedding.layout.evicted:
         return []
     result = []
@@ -271,7 +275,7 @@ def read_evicted(match: TableMatch) -> list[EvictedRows]:
 
 
 def read_pending_gradients(match: TableMatch, rows: int) -> Iterator[tuple[Int64Array, torch.Tensor]]:
-    """Yields the saved accumulation buffer of this rank's rows: ids, and float32 `[n, 2 * D]`."""
+    """Yields the saved accumulation buffers of this rank's rows in chunks: ids, and sums as float32 `[n, 2 * D]`."""
     folder, manifest, table = match.table_chain.saves[-1]
     for file in manifest.files_of(table.key, WINDOW):
         with open_file(folder, manifest, file) as reader:

@@ -1,6 +1,6 @@
-"""Records the saves that each embedding was last written to or loaded from.
+"""Records to which saves each embedding was last written, and from which it was last loaded.
 
-An incremental save needs a recorded save as its base.
+An incremental save (a delta) follows a recorded save, its base.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class BaseSave:
     Attributes:
         location: id, chain position and folder of the save.
         formats: formats of the saved model's tables; None if no delta may follow the save.
-        versions: version of each group at the time of the save.
-        groups: groups of the embedding at the time of the save.
-        evicted: by table, a serial number greater than the serials of this rank's evicted rows in the save. A table is
-            missing if the save may hold them in another order.
+        versions: version of each group of tables at the time of the save.
+        groups: groups of tables of the embedding at the time of the save.
+        evicted: by table, a serial number greater than the serials of all evicted rows of this rank in the save. A
+            table is missing if the save may have its evicted rows in another order.
     """
 
     location: SaveLocation
@@ -42,16 +42,16 @@ class BaseSave:
 
 
 _base_saves: weakref.WeakKeyDictionary[TableBatchedEmbedding, dict[str, BaseSave]] = weakref.WeakKeyDictionary()
-"""The latest save in each folder, by folder, in the order of the saves."""
+"""For each embedding, the latest save in each folder, by folder; the oldest save comes first."""
 
 
 def base_saves_of(embedding: TableBatchedEmbedding) -> list[BaseSave]:
-    """Returns the latest save in each folder that a delta can follow, the newest first."""
+    """Returns the recorded saves (one per folder) that a delta can follow, the newest first."""
     return [save for save in reversed(_base_saves.get(embedding, {}).values()) if save.is_valid_for(embedding)]
 
 
 def save_locations_of(embedding: TableBatchedEmbedding) -> list[SaveLocation]:
-    """Returns the location of the latest save in each folder, whether or not a delta can follow it."""
+    """Returns the locations of all recorded saves (one per folder), also those that no delta can follow."""
     return [save.location for save in _base_saves.get(embedding, {}).values()]
 
 
@@ -65,17 +65,17 @@ def set_base_save(
 ) -> None:
     """Records that the tables of an embedding were saved or loaded at these versions.
 
-    Removed ids that no recorded save needs any more are forgotten.
+    Logged removals of ids that no recorded save needs any longer are dropped.
 
     Args:
         embedding: the embedding.
         location: id, chain position and folder of the save.
-        formats: formats of the tables; None if no delta may follow. New saves get later names than this one in any
-            case.
+        formats: formats of the tables; None if no delta may follow. The save is recorded in either case, because new
+            saves must get later names than this one.
         versions: version of each group at the time of the save.
         groups: groups at the time of the save; None for the current ones.
-        evicted: by table, a serial number at the time of the save, if the save has this rank's evicted rows in their
-            order.
+        evicted: by table, a serial number greater than the serials of this rank's evicted rows in the save; without
+            tables whose evicted rows are in another order in the save.
     """
     saves = _base_saves.setdefault(embedding, {})
     saves.pop(location.folders[0], None)
@@ -92,5 +92,5 @@ def set_base_save(
 
 
 def drop_base_saves(embedding: TableBatchedEmbedding) -> None:
-    """Forgets all recorded saves, so that the next save is a full one."""
+    """Drops all recorded saves, so that the next save is a full save."""
     _base_saves.pop(embedding, None)

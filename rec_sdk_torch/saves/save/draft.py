@@ -15,13 +15,13 @@ from ..owners import TableOwner
 
 @dataclass(frozen=True)
 class SaveIdentity:
-    """The id, chain position and folder of a new save, equal on all ranks.
+    """The id, chain position and folder of a new save; they are the same on all ranks.
 
     Attributes:
         id: id of the save.
         base, previous, sequence: position in a chain, as in the manifest.
-        folder: temporary folder that it is written to.
-        folders: folders that hold the other saves of its chain.
+        folder: temporary folder to which the save is written.
+        folders: parent folders of the other saves in its chain.
     """
 
     id: str
@@ -37,7 +37,7 @@ class SaveIdentity:
 
 
 def table_keys(owners: Sequence[TableOwner]) -> dict[tuple[int, str], str]:
-    """Returns the key of each table in the save, by the position of its owner and its name."""
+    """Returns the key of each table in a save, by the position of its owner and the table's name."""
     keys: dict[tuple[int, str], str] = {}
     counts: dict[str, int] = {}
     for position, owner in enumerate(owners):
@@ -49,7 +49,7 @@ def table_keys(owners: Sequence[TableOwner]) -> dict[tuple[int, str], str]:
 
 
 def draft_manifest(owners: Sequence[TableOwner], keys: dict[tuple[int, str], str], identity: SaveIdentity) -> Manifest:
-    """Returns the manifest of a save of the current tables, without files and row counts."""
+    """Returns the manifest for a save of the current tables, with files and row counts left empty."""
     optimizers: dict[int, tuple[int, TableOptimizer]] = {}
     tables = []
     for position, owner in enumerate(owners):
@@ -81,13 +81,13 @@ def draft_manifest(owners: Sequence[TableOwner], keys: dict[tuple[int, str], str
 
 
 def draft_table(owner: TableOwner, name: str, key: str, optimizer: int | None = None) -> SavedTable:
-    """Returns the manifest entry of a table, without its row count and clocks.
+    """Returns the manifest entry of a table, with row count and clocks left empty.
 
     Args:
         owner: module that holds the table.
         name: name of the table.
         key: key of the table in the save.
-        optimizer: index of its optimizer in the manifest.
+        optimizer: index of the table's optimizer in the manifest; None without an optimizer.
     """
     config, view = owner.configs[name], owner.embedding.view(name)
     lifecycle = view.config.lifecycle

@@ -1,4 +1,4 @@
-"""Runs one save: takes the snapshot, writes the files, and publishes the folder."""
+"""Runs one save: takes a snapshot of the tables, writes the files, and gives the folder its final name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .save_writer import (
 
 
 class SaveJob:
-    """A save whose snapshot is taken, and whose rows are still to be written by `run`."""
+    """A save in progress: the constructor takes the snapshot of the tables, and `run` writes it."""
 
     def __init__(self, module: torch.nn.Module, root: Path, incremental: bool) -> None:
-        """Takes the snapshot. Ranks that share sharded tables must create the job together.
+        """Takes the snapshot. All ranks that share sharded tables must create the job at the same time (collective).
 
         Raises:
             ValueError, CheckpointError, OSError: see `Saver.save`.
@@ -51,7 +51,7 @@ class SaveJob:
             stack.enter_context(_locked_folder(self._participants, root))
             stack.callback(self._clean_up)
             self._take_snapshot(incremental)
-            # Later exchanges run in another thread, at the same time as exchanges of training.
+            # `run` may exchange data in another thread while training exchanges data too, so it needs its own group.
             self._participants = self._participants.with_own_group()
             self._stack = stack.pop_all()
 
@@ -71,7 +71,7 @@ class SaveJob:
             participants.run_on_all(take, "whether all ranks have begun a save")
 
     def run(self) -> str:
-        """Writes the files and returns the folder of the save. It must be called once."""
+        """Writes the files and returns the folder of the save. It must be called exactly once."""
         with self._stack:
             snapshot, identity, participants = self._snapshot, self._identity, self._participants
             assert snapshot is not None
@@ -86,7 +86,7 @@ class SaveJob:
         return str(folder)
 
     def _clean_up(self) -> None:
-        """Releases the snapshot; after a failure also removes the files."""
+        """Releases the snapshot and, if the save failed, removes its files."""
         if self._snapshot is not None:
             self._snapshot.close()
         if self._participants.rank == 0 and self._identity is not None:
@@ -95,7 +95,7 @@ class SaveJob:
 
 @contextlib.contextmanager
 def exclusive_tables(owners: Sequence[TableOwner]) -> Iterator[None]:
-    """Excludes other threads from all tables; embeddings are locked in one order, so that two saves cannot deadlock."""
+    """Excludes other threads from all tables. Locks are taken in a fixed order, so that two saves cannot deadlock."""
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
             stack.enter_context(owner.embedding.exclusive())
@@ -104,9 +104,9 @@ def exclusive_tables(owners: Sequence[TableOwner]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exclude_other_saves(owners: Sequence[TableOwner]) -> Iterator[None]:
-    """Blocks while another save of these tables runs, and excludes others.
+    """Blocks while another save of these tables runs, and excludes other saves for the `with` block.
 
-    The lock can be released by the thread that writes, not only by the thread that took it.
+    The locks may be released by another thread than the one that acquired them, such as the thread that writes.
     """
     with contextlib.ExitStack() as stack:
         for owner in sorted(owners, key=lambda owner: id(owner.embedding)):
@@ -116,8 +116,8 @@ def _exclude_other_saves(owners: Sequence[TableOwner]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked_folder(participants: Participants, root: Path) -> Iterator[None]:
-    """Holds the lock of a folder of saves for all ranks; rank 0 takes it."""
-    # Rank 0 creates the folder once all ranks are here: a script may remove the folder before it saves.
+    """Locks a folder of saves for the `with` block; rank 0 acquires the lock for all ranks (collective)."""
+    # Rank 0 creates the folder only once all ranks have called this: another rank's script may remove it before.
     participants.gather(None, "whether all ranks save")
     with contextlib.ExitStack() as stack:
 

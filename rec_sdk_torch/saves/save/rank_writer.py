@@ -1,4 +1,4 @@
-"""Writes the files of one rank in the folder of a save."""
+"""Writes one rank's files into the folder of a save."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Chunk = Mapping[str, torch.Tensor]
 
 
 def cached_rows_chunk(cached: CachedRows) -> Chunk:
-    """Returns the tensors of the file that lists the cached rows, hottest first."""
+    """Returns the contents of the file that lists cached rows, hottest first: ids and heats (cache priorities)."""
     ids, heats = cached.by_heat()
     max_heat = torch.finfo(torch.float16).max
     return {"ids": torch.from_numpy(ids), "heats": torch.from_numpy(heats.clip(0, max_heat)).half()}
 
 
 class RankFiles:
-    """Writer of one rank's files. Call `finish`, or `close` if the save fails.
+    """Writer of one rank's files. The caller ends with `finish`, or with `close` if the save fails.
 
     Attributes:
         written: manifest entries of the complete files.
@@ -48,7 +48,7 @@ class RankFiles:
             folder: folder of the save.
             rank: rank of this process.
             save: id of the save.
-            packed: put files of up to `MAX_PACKED_BYTES` into pack files; for saves of many tables.
+            packed: whether to put files of up to `MAX_PACKED_BYTES` into pack files, as in saves of many tables.
         """
         self._folder, self._rank, self._save, self._packed = folder, rank, save, packed
         self._folders = {folder}
@@ -57,14 +57,14 @@ class RankFiles:
         self.written: list[SavedFile] = []
 
     def finish(self) -> None:
-        """Blocks until all files and their names are on disk."""
+        """Blocks until all files and the folder entries that name them are on disk."""
         if self._pack is not None:
             self._pack.finish()
         for folder in sorted(self._folders, key=lambda each: -len(each.parts)):
             files.sync_folder(folder)
 
     def close(self) -> None:
-        """Closes the pack that is still open."""
+        """Closes the open pack, if there is one."""
         if self._pack is not None:
             self._pack.close()
 
@@ -90,13 +90,13 @@ class RankFiles:
 
         Args:
             table: key of the table.
-            layer: layer of the rows.
-            specs: tensors of a file, with 0 rows.
-            count: number of rows.
-            chunks: the rows, in chunks that are not empty.
+            layer: number of the layer that the rows belong to.
+            specs: specs of the file's tensors, with a row count of 0.
+            count: number of rows to write.
+            chunks: the rows, in non-empty chunks.
 
         Raises:
-            ValueError: the chunks have more or fewer rows.
+            ValueError: the chunks have more or fewer rows than `count`.
         """
         max_rows = max(1, MAX_FILE_BYTES // sum([spec.row_bytes for spec in specs]))
         following = iter(chunks)
@@ -116,7 +116,7 @@ class RankFiles:
     def write_role_file(
         self, role: str, table: str, specs: Sequence[TensorSpec], count: int, chunks: Iterable[Chunk]
     ) -> None:
-        """Writes a file that a table has once per rank, such as `window` or `candidates`; its role names it."""
+        """Writes a file that a table has once per rank, such as `window` or `candidates`, which are role and name."""
         self._write(role, table, 0, f"{role}.safetensors", specs, count, {}, iter(chunks))
 
     def _write(
@@ -130,7 +130,7 @@ class RankFiles:
         remainder: Chunk,
         following: Iterator[Chunk],
     ) -> Chunk:
-        """Writes a file of `count` rows from `remainder`, then `following`; returns the rest of the last chunk."""
+        """Writes a file of `count` rows from `remainder`, then from `following`; returns the rest of the last chunk."""
         layout = _layout(tuple(specs), count)
         path = f"{table}/rank-{self._rank:05d}/{name}"
         packed = self._packed and layout.bytes <= MAX_PACKED_BYTES
@@ -157,7 +157,7 @@ class RankFiles:
 
 @lru_cache(64)
 def _layout(specs: tuple[TensorSpec, ...], count: int) -> TensorLayout:
-    """Returns the layout of a file of `count` rows. It is cached, because many tables have the same."""
+    """Returns the layout of a file of `count` rows. Layouts are cached, because many tables have the same layout."""
     return TensorLayout([TensorSpec(spec.name, spec.dtype, (count, *spec.shape[1:])) for spec in specs])
 
 
@@ -165,7 +165,7 @@ def _layout(specs: tuple[TensorSpec, ...], count: int) -> TensorLayout:
 def row_specs(
     parts: Sequence[tuple[str, torch.dtype, int]], columns: Sequence[tuple[str, torch.dtype]]
 ) -> tuple[TensorSpec, ...]:
-    """Returns the tensors of a file of rows, with 0 rows; wide data types come first, so that all are aligned.
+    """Returns the specs of a file of rows, with a row count of 0; wide data types come first, so all are aligned.
 
     Args:
         parts: name, data type and number of elements of each part.

@@ -1,4 +1,4 @@
-"""The steps of a save: chooses its base, takes a snapshot, writes rows, publishes the folder."""
+"""The steps of a save: chooses a base save, takes a snapshot, writes rows, and gives the folder its final name."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ COPY_ON_WRITE_BYTES = 64 << 20
 
 
 def create_save_folder(path: Path, bases: Sequence[Sequence[SaveLocation]]) -> SaveIdentity:
-    """Creates the temporary folder of a save and chooses its base. Rank 0 calls this, holding the lock of `path`.
+    """Creates the temporary folder of a save and chooses the base save. Only rank 0, which locks `path`, calls this.
 
     Args:
         path: folder of saves.
-        bases: for each embedding of each rank, rank 0 first, saves that a delta can follow, the best first.
+        bases: for each embedding of each rank (rank 0 first), the saves that a delta can follow, best first.
     """
-    for leftover in path.glob(f"{UNFINISHED}*"):  # leftovers of crashed saves: this rank holds the lock of the folder
+    for leftover in path.glob(f"{UNFINISHED}*"):  # only crashed saves leave these: this rank holds the lock
         files.remove_tree(leftover)
     save_id = uuid.uuid4().hex
     folder = path / f"{UNFINISHED}{save_id}"
@@ -61,7 +61,7 @@ def create_save_folder(path: Path, bases: Sequence[Sequence[SaveLocation]]) -> S
 
 
 def _common_base(bases: Sequence[Sequence[SaveLocation]]) -> SaveLocation | None:
-    """Returns the first save that all embeddings can follow and whose chain is intact; None if there is none."""
+    """Returns the best save with an intact chain that all embeddings on all ranks can follow; None if there is none."""
     for location in bases[0] if bases else ():
         if all(any(each.save == location.save for each in own) for own in bases[1:]) and is_chain_intact(location):
             return location
@@ -73,11 +73,11 @@ class RankResult:
     """The manifest entries that one rank contributes to a save.
 
     Attributes:
-        files: files.
-        rows: number of rows of each table, by key.
-        versions: versions of each embedding's groups.
+        files: entries of this rank's files.
+        rows: number of rows of each table on this rank, by key.
+        versions: for each embedding, the version of each group of tables.
         clocks: clocks of each table that admits or evicts ids, by key.
-        evicted_before: by key, how many pending evicted rows are in the previous save.
+        evicted_before: by key, how many pending evicted rows earlier saves of the chain already have.
         serial: a serial number greater than the serials of all evicted rows in the snapshot.
     """
 
@@ -90,10 +90,10 @@ class RankResult:
 
 
 def possible_bases(owners: Sequence[TableOwner], path: str) -> list[list[SaveLocation]]:
-    """Returns, for each embedding, the saves that a delta in the folder `path` can follow, the best first.
+    """Returns, for each embedding, the saves that a delta in the folder `path` can follow, best first.
 
-    A save in `path` comes first if its whole chain is there. Then come the last saves of the model in any folder, the
-    newest first; older ones serve if the newest is gone.
+    A save whose whole chain is in `path` comes first. The other recorded saves of the model, in any folder, follow,
+    newest first; an older one is used if the newest no longer exists.
     """
     base_saves, result = [base_saves_of(owner.embedding) for owner in owners], []
     formats = current_formats(owners) if any(base_saves) else ()
@@ -108,7 +108,7 @@ def possible_bases(owners: Sequence[TableOwner], path: str) -> list[list[SaveLoc
 
 
 def _version_at(owner: TableOwner, table: str, base_save: BaseSave) -> int:
-    """Returns the version of a table's group at the time of a base save."""
+    """Returns the version of a table's group at the time of `base_save`."""
     return base_save.versions[owner.embedding.groups.index(owner.embedding.layout.find_table(table)[0])]
 
 
@@ -127,10 +127,10 @@ def check_changes_tracked(owners: Sequence[TableOwner]) -> None:
 
 
 def check_all_sharded(owners: Sequence[TableOwner], ranks: int) -> None:
-    """Checks that on several ranks all tables are sharded.
+    """Checks that all tables are sharded if several ranks save together.
 
     Raises:
-        ValueError: some tables are not sharded, so that each rank has other rows.
+        ValueError: a table is not sharded, so that each rank has different rows for it.
     """
     unsharded = [owner for owner in owners if owner.exchange is None]
     if ranks > 1 and unsharded:
@@ -143,17 +143,18 @@ def check_all_sharded(owners: Sequence[TableOwner], ranks: int) -> None:
 
 @dataclass
 class TableSnapshot:
-    """The rows of a table that one rank writes in a save.
+    """Snapshot of what one rank writes of a table in a save.
 
     Attributes:
         key: key of the table in the save.
-        owner, view: the table.
-        specs: tensors of its files of rows.
-        count: number of rows.
-        row_snapshot: rows that the table holds.
-        initial: whether the save also has rows that were never looked up, with their initial values.
-        removed: ids removed since the base save.
-        other_files: its other files: role, tensors, number of rows, and chunks that later training does not change.
+        owner, view: module that holds the table, and access to the table.
+        specs: specs of the tensors in its files of rows.
+        count: number of rows to write.
+        row_snapshot: snapshot of the rows that the table holds.
+        with_initial_rows: whether to also write rows that were never looked up, with their initial values.
+        removed: ids that were removed since the base save; None if there are none.
+        other_files: for each further file its role, tensor specs, number of rows, and chunks, which later training
+            does not change.
     """
 
     key: str
@@ -169,15 +170,15 @@ class TableSnapshot:
 
 @dataclass
 class ModelSnapshot:
-    """The tables of a model on one rank at the time of a save; training may continue.
+    """Snapshot of a model's tables on one rank; training may continue while it is written.
 
     Attributes:
         tables: tables whose rows are still to be written.
-        groups: groups of each embedding.
-        draft: manifest without files.
-        aside: copy-on-write buffer for rows that change before they are written.
-        out: writer of the files.
-        result: manifest entries so far.
+        groups: groups of tables of each embedding.
+        draft: manifest without files and row counts.
+        copy_on_write: buffer for copies of rows that training changes before they are written.
+        out: writer of this rank's files.
+        result: manifest entries of this rank so far.
     """
 
     tables: list[TableSnapshot]
@@ -196,9 +197,9 @@ class ModelSnapshot:
 def take_snapshot(
     owners: Sequence[TableOwner], keys: dict[tuple[int, str], str], identity: SaveIdentity, rank: int
 ) -> ModelSnapshot:
-    """Takes a consistent snapshot of all tables; the caller holds all embeddings exclusively, and closes the result.
+    """Takes a consistent snapshot of all tables. The caller holds `exclusive_tables`, and closes the snapshot later.
 
-    Accumulation buffers are written at once, everything else by `write_snapshot`.
+    Accumulation buffers are written at once; `write_snapshot` writes all other data.
     """
     draft = draft_manifest(owners, keys, identity)
     out = RankFiles(Path(identity.folder), rank, identity.id, draft.has_many_tables)
@@ -230,7 +231,7 @@ def take_snapshot(
 def _take_table_snapshot(
     snapshot: ModelSnapshot, owner: TableOwner, saved: SavedTable, since: int | None
 ) -> TableSnapshot:
-    """Takes the snapshot of the table `saved`; `since` is its version in the base save, None for a full save."""
+    """Takes the snapshot of one table; `since` is its version in the base save, or None for a full save."""
     name, key = saved.name, saved.key
     view = owner.embedding.view(name)
     rows = snapshot.result.rows[key] = owner.count(view)
@@ -240,7 +241,7 @@ def _take_table_snapshot(
     removed = None if since is None else view.removed(since)
     ids = None
     if since is not None and removed is not None and len(removed) and not view.config.hashed:
-        ids, removed = view.changed(since)  # removed rows of an index table have initial values
+        ids, removed = view.changed(since)  # a removed row of an index table is saved with its initial values
     row_snapshot = Snapshot(view, snapshot.copy_on_write, ids, since if ids is None else None)
     try:
         with_initial_rows = since is None and owner.configs[name].hashed != view.config.hashed
@@ -279,7 +280,7 @@ def _take_table_snapshot(
 
 
 def _take_evicted(snapshot: ModelSnapshot, table: TableSnapshot, since: int | None) -> None:
-    """Adds the pending evicted rows that the base save lacks: it has all rows up to the serial `since`."""
+    """Adds to the snapshot the pending evicted rows that the base save lacks: those after the serial number `since`."""
     evicted_rows = table.view.pending_evicted_rows(-1 if since is None else since)
     count = sum(map(len, evicted_rows))
     pending_evicted = table.owner.embedding.layout.evicted.get(table.view.config.name)
@@ -294,14 +295,14 @@ def _take_evicted(snapshot: ModelSnapshot, table: TableSnapshot, since: int | No
 
 
 def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
-    """Writes this rank's rows and files; training may continue meanwhile."""
+    """Writes this rank's files and returns their manifest entries; training may continue meanwhile."""
     out = snapshot.out
     for table in snapshot.tables:
         if table.removed is not None:
             out.write_removed(table.key, 0, table.removed)
         out.write_rows(table.key, 0, table.specs, table.count, _row_chunks(table))
         table.row_snapshot.close()
-        while table.other_files:  # popped, to free the memory of each once it is written
+        while table.other_files:  # removed one by one, so that the memory of each is freed once it is written
             role, specs, count, chunks = table.other_files.popleft()
             out.write_role_file(role, table.key, specs, count, chunks)
     out.finish()
@@ -309,11 +310,11 @@ def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
 
 
 def _row_chunks(table: TableSnapshot) -> Iterator[Chunk]:
-    """Yields the rows that the table holds, and then, `with_initial_rows`, the initial rows of all other ids."""
+    """Yields the rows that the table holds, then, if `with_initial_rows`, the initial rows of this rank's other ids."""
     config = table.owner.configs[table.view.config.name]
     held = np.zeros(
         (config.num_embeddings + 7) // 8 if table.with_initial_rows else 0, np.uint8
-    )  # bitmap of the ids that the table holds
+    )  # bitmap of the ids whose rows the table holds
     for rows in table.row_snapshot.chunks():
         if table.with_initial_rows:
             np.bitwise_or.at(held, rows.ids >> 3, np.left_shift(1, rows.ids & 7).astype(np.uint8))
@@ -335,13 +336,13 @@ def _chunk(row_snapshot: Snapshot, rows: SnapshotRows) -> Chunk:
 def _tensors(
     ids: torch.Tensor, parts: Mapping[str, torch.Tensor], columns: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Returns the rows under the tensor names of a file."""
+    """Returns ids, parts and columns of rows by the names of the tensors in a file."""
     states = {f"state.{name}": part for name, part in parts.items() if name != WEIGHT}
     return {"ids": ids, WEIGHT: parts[WEIGHT], **states, **{f"column.{name}": each for name, each in columns.items()}}
 
 
 def complete_manifest(draft: Manifest, results: Sequence[RankResult]) -> Manifest:
-    """Returns the manifest with the files and row counts of all ranks."""
+    """Completes a draft manifest with the files and row counts of all ranks."""
     tables = []
     for table in draft.tables:
         rows = sum(each.rows[table.key] for each in results)
@@ -355,9 +356,10 @@ def complete_manifest(draft: Manifest, results: Sequence[RankResult]) -> Manifes
 
 
 def publish_save(owners: Sequence[TableOwner], path: Path, identity: SaveIdentity, manifest: Manifest) -> Path:
-    """Writes the indexes and the manifest, and gives the folder its final name, on rank 0.
+    """Writes indexes and manifest, gives the folder its final name and returns its path. Only rank 0 calls this.
 
-    The manifest is written after all other files, and the folder is renamed last: a crash leaves no incomplete save.
+    The manifest is written after all other files, and the folder is renamed last, so that a crash never leaves an
+    incomplete save that looks complete.
     """
     folder = Path(identity.folder)
     write_indexes(folder, manifest)
@@ -367,13 +369,13 @@ def publish_save(owners: Sequence[TableOwner], path: Path, identity: SaveIdentit
     target = path / next_name(path, earlier)
     files.rename(folder, target)
     files.sync_folder(path)
-    with contextlib.suppress(OSError):  # another process may have removed the save
+    with contextlib.suppress(OSError):  # another process may have removed the save already
         cache_chain_link(target, manifest)
     return target
 
 
 def record_base_save(owners: Sequence[TableOwner], save: Path, identity: SaveIdentity, snapshot: ModelSnapshot) -> None:
-    """Records the save in the folder `save` as a base for later deltas."""
+    """Records the save in the folder `save`, so that later deltas can follow it."""
     folders = tuple(dict.fromkeys([str(save.parent), *identity.folders]))
     location = SaveLocation(identity.id, identity.base, identity.sequence, save.name, folders)
     formats = table_formats(snapshot.draft.tables)

@@ -1,1 +1,1 @@
-"""Exports and serves tables: lookups in checkpoints, quantized copies, and exports of live tables."""
+"""Exports and serves tables: looks up rows in checkpoints, writes quantized copies, exports tables of models."""

@@ -1,4 +1,4 @@
-"""Exports live tables as numpy arrays and safetensors files."""
+"""Exports the tables of a model as numpy arrays and safetensors files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Tables = CachedCollection | TableBatchedEmbedding
 
 
 def embedding_of(tables: Tables) -> TableBatchedEmbedding:
-    """Returns the table-batched embedding of a collection, or `tables` itself if it is one.
+    """Returns the table-batched embedding of a collection, or `tables` itself if it is an embedding.
 
     Raises:
-        TypeError: another object, or a sharded collection: each rank has only a part of its rows. Export it from a
-            save.
+        TypeError: `tables` is another object, or a sharded collection, of which a rank has only a part of the rows.
+            Export a sharded collection from a save.
     """
     if isinstance(tables, Tables):
         tables.sync_optimizers()
@@ -31,9 +31,9 @@ def embedding_of(tables: Tables) -> TableBatchedEmbedding:
 
 
 def to_arrays(tables: Tables) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.generic]]]:
-    """Returns the ids, int64 `[n]`, and the weights, `[n, D]`, of each table.
+    """Returns the ids, int64 `[n]`, and the weights, `[n, D]`, of each table, by table name.
 
-    Weights have the table's data type; bfloat16 becomes float32, because numpy has no bfloat16.
+    Weights have the table's data type, except that bfloat16 becomes float32, because numpy has no bfloat16.
 
     Args:
         tables: a collection that is not sharded, or a `TableBatchedEmbedding`.
@@ -76,7 +76,7 @@ def to_safetensors(tables: Tables, folder: str | os.PathLike[str]) -> list[Path]
 
     Raises:
         TypeError: `tables` is not a collection or embedding of this package, or is sharded.
-        OSError: a file exists, or the disk is full; an incomplete file is removed.
+        OSError: a file exists already, or the disk is full; an incomplete file is removed.
 
     Example:
         >>> import tempfile, torch

@@ -28,10 +28,11 @@ Opener = Callable[[], TensorReader]
 
 
 def _latest_rows(tables: TableChain) -> tuple[Int64Array, Int64Array, Int64Array, list[Opener]]:
-    """Finds the latest row of each id of a table.
+    """Finds the file that has the latest row of each id of a table.
 
     Returns:
-        The ids; the index of each id's file; its row in the file; and functions that open the files.
+        The ids; for each id the index of its file; for each id the row number in this file; and, for each file, a
+        function that opens it.
     """
     openers: list[Opener] = []
     ids = files = rows = np.empty(0, np.int64)
@@ -51,7 +52,7 @@ def _latest_rows(tables: TableChain) -> tuple[Int64Array, Int64Array, Int64Array
 
 
 def _read_weights(files: Int64Array, rows: Int64Array, openers: Sequence[Opener]) -> Iterator[torch.Tensor]:
-    """Yields the weights of these rows, which are sorted by file and row, in chunks."""
+    """Yields the weights of the given rows in chunks; the rows are sorted by file and row number."""
     for number, opener in enumerate(openers):
         file_rows = rows[files == number]
         if not len(file_rows):
@@ -70,7 +71,8 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
     """Writes `ids` int64 `[n]` and `weight` `[n, D]` of tables to `output/<table>.safetensors` or `.npz`.
 
     Args:
-        path: a save, or one or several folders of saves, of which the latest save is taken; deltas are applied.
+        path: a save, or one or several folders of saves, of which the latest save is exported. If it is a delta, all
+            saves of its chain are combined.
         output: target folder; it is created if it does not exist.
         kind: `safetensors`, with weights in the saved data type, or `npz`, where bfloat16 becomes float32.
         tables: keys of the tables; None for all.
@@ -80,7 +82,7 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
 
     Raises:
         CheckpointError: the save is missing, damaged or quantized, or lacks a table.
-        FileExistsError: a file exists.
+        FileExistsError: a file exists already.
     """
     chain = chain_of(latest_save(path), to_paths(path))
     manifest = chain[-1][1]
@@ -109,7 +111,7 @@ def export(path: Paths, output: Path, kind: str = "safetensors", tables: Sequenc
             empty = torch.empty((0, saved.embedding_dim), dtype=dtype, device="cpu")
             weight = torch.cat([empty, *chunks])
             saved_weight = weight.float() if dtype is torch.bfloat16 else weight
-            with open(target, "xb") as file:  # "x" also refuses a dangling link, which `exists` does not see
+            with open(target, "xb") as file:  # mode "x" also fails for a dangling link, for which `exists` is False
                 np.savez(file, ids=ids, weight=saved_weight.numpy())
         else:
             count = len(ids)

@@ -1,4 +1,4 @@
-"""Maps ids of tables to rows of exported tables."""
+"""Maps ids of a model's tables to row numbers of exported tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ...modules.bags import Bags
 
 
 def _select_bags(part: JaggedTensor, bags: torch.Tensor) -> JaggedTensor:
-    """Returns the bags with the indices `bags` `[n]` of a feature, repeated as often as they are listed.
+    """Selects bags of a feature by their indices `bags` `[n]`; a bag is repeated if its index is.
 
     Raises:
-        IndexError: an index is out of range; checked on the host only.
+        IndexError: an index is out of range; only checked on the host.
     """
     lengths = part.lengths().index_select(0, bags)
     begins = part.offsets().index_select(0, bags) - (lengths.cumsum(0) - lengths)
@@ -26,9 +26,9 @@ def _select_bags(part: JaggedTensor, bags: torch.Tensor) -> JaggedTensor:
 
 
 class IdMap(torch.nn.Module):
-    """Module that maps the ids of tables to rows of exported tables.
+    """Module that maps the ids of a batch to row numbers of exported tables.
 
-    An unknown id maps to the table's last row, which is zeros.
+    An unknown id is mapped to the table's last row, which is zeros.
 
     Attributes:
         tables: index of the table that each feature reads, by feature name.
@@ -38,9 +38,10 @@ class IdMap(torch.nn.Module):
         """Stores the sorted ids of each table as buffers.
 
         Args:
-            ids: for each table its ids, int64 `[n]`, in row order; None if ids are row numbers.
+            ids: for each table its ids, int64 `[n]`, in the order of the rows; None if ids are row numbers.
             tables: index of the table that each feature reads, by feature name.
-            pooled: whether tables pool bags; then a batch with `inverse_indices` is expanded to one bag per sample.
+            pooled: whether the tables pool bags. If True, a batch with `inverse_indices` is expanded to one bag per
+                sample.
         """
         super().__init__()
         self.tables = tables
@@ -51,7 +52,7 @@ class IdMap(torch.nn.Module):
             self.register_buffer(f"rows{table}", rows)
 
     def rows_of(self, table: int, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the rows of `ids` in table number `table`, int64 of the same shape."""
+        """Returns the row numbers of `ids` in the table with index `table`, int64 of the same shape."""
         known, rows = getattr(self, f"ids{table}"), getattr(self, f"rows{table}")
         ids = ids.long()
         if known is None:
@@ -62,9 +63,10 @@ class IdMap(torch.nn.Module):
         return torch.where(known[positions] == ids, rows[positions], len(known))
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Returns the batch with rows in place of ids, reduced to the features that tables read.
+        """Returns the batch with row numbers in place of ids, and without features that no table reads.
 
-        Sequence keys keep their own batch sizes. Pooled keys get the batch size of `inverse_indices`.
+        If tables are not pooled, each key keeps its batch size. Otherwise, keys get the batch size of
+        `inverse_indices`.
 
         Raises:
             ValueError: lengths or `inverse_indices` do not fit the keys, or pooled keys have several batch sizes and no

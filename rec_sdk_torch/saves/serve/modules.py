@@ -1,4 +1,4 @@
-"""Exports collections as stock modules: torch's EmbeddingBag, TorchRec's collections, and quantized ones."""
+"""Exports collections as modules of torch (EmbeddingBag) and TorchRec (collections, also quantized)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .id_map import IdMap
 
 
 class ExportedCollection(torch.nn.Module):
-    """An id map followed by a stock collection, with the inputs and outputs of the live collection in evaluation.
+    """An id map and a collection of TorchRec; inputs and outputs are as in the exported collection in evaluation.
 
     Attributes:
-        id_map: maps ids to rows.
+        id_map: maps ids to row numbers.
         collection: TorchRec's collection.
     """
 
@@ -40,9 +40,9 @@ class ExportedCollection(torch.nn.Module):
 
 
 def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-    """Looks up keys of several batch sizes in a collection that requires one size.
+    """Looks up a batch whose keys have different batch sizes in a collection that requires one batch size.
 
-    Shorter keys are padded with empty samples, which are removed from the output.
+    Keys with fewer samples are padded with empty samples, which are removed from the output.
     """
     sizes = dict(zip(rows.keys(), rows.stride_per_key(), strict=True))
     max_size = max(sizes.values())
@@ -56,9 +56,9 @@ def _padded_sequences(collection: QuantEmbeddingCollection, rows: KeyedJaggedTen
 
 
 def _ids_and_weights(source: CachedCollection) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
-    """Returns the ids and weights of each table; ids are None where they are row numbers.
+    """Returns the ids and weights of each table; ids are None if they are equal to the row numbers.
 
-    Weights of tables with ids end with a row of zeros, for unknown ids.
+    If a table has ids, its weights end with a row of zeros for unknown ids.
 
     Raises:
         ValueError: a table uses MEAN pooling with `padding_idx` or with weights per sample.
@@ -103,13 +103,13 @@ def _id_map(source: CachedCollection, ids: list[torch.Tensor | None]) -> IdMap:
 
 
 def to_torchrec(source: CachedCollection) -> ExportedCollection:
-    """Returns a host copy as TorchRec's `EmbeddingBagCollection` or `EmbeddingCollection`, preceded by an id map.
+    """Copies a collection to the host: an id map, then TorchRec's `EmbeddingBagCollection` or `EmbeddingCollection`.
 
-    Weights are copied exactly. Outputs for known ids are equal up to the order in which bags are summed; unknown ids
-    give zeros. Keys may have different batch sizes, as in the live collection.
+    Weights are copied exactly. Outputs for known ids are equal to the outputs of `source`, except that bags may be
+    summed in another order. An unknown id gives zeros. Keys may have different batch sizes, as in `source`.
 
-    An index table without `padding_idx` needs no id map; torch raises an error for an id out of range. With
-    `padding_idx` such an id gives zeros without an error.
+    For an index table without `padding_idx`, ids are used as row numbers, and torch raises an error for an id out of
+    range. For an index table with `padding_idx`, such an id gives zeros without an error.
 
     Args:
         source: a collection that is not sharded.
@@ -159,7 +159,7 @@ def _stock_config(config: BaseEmbeddingConfig, rows: int, pooled: bool) -> Any:
 def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.nn.EmbeddingBag]]:
     """Returns the id map, and each table as torch's `EmbeddingBag` `[n + 1, D]`, for programs without TorchRec.
 
-    The last row, zeros for unknown ids, is missing where ids are row numbers.
+    The last row is zeros, for unknown ids. It is missing if the table's ids are row numbers.
 
     Args:
         source: a collection of pooled tables that is not sharded.
@@ -196,18 +196,19 @@ _WIDTHS = {torch.qint8: 2, torch.quint4x2: 4}
 
 
 def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) -> ExportedCollection:
-    """Returns the collection with TorchRec's quantized tables: integer rows, each with a scale and an offset.
+    """Returns the collection with TorchRec's quantized tables: rows of integers, each row with a scale and an offset.
 
-    An element differs from the live one by at most half a step, that is (largest - smallest of its row) / 510 for
-    `torch.qint8`, or / 30 for `torch.quint4x2`, and by the rounding of scale and offset to float16.
+    A dequantized element differs from the original by at most half a quantization step, plus the rounding of scale and
+    offset to float16. Half a step is (largest - smallest element of the row) / 510 for `torch.qint8`, and / 30 for
+    `torch.quint4x2`.
 
     Args:
         exported: result of `to_torchrec`.
         dtype: `torch.qint8` or `torch.quint4x2`.
 
     Raises:
-        ValueError: another dtype, or a table whose D does not fit: it must be even for `torch.qint8`, and a multiple of
-            4 for `torch.quint4x2`.
+        ValueError: `dtype` is another type, or the D of a table does not fit: it must be even for `torch.qint8`, and a
+            multiple of 4 for `torch.quint4x2`.
 
     Example:
         >>> import torch

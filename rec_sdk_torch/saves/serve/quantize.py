@@ -1,4 +1,4 @@
-"""Copies checkpoints with weights of 8 or 4 bits, for serving."""
+"""Writes copies of checkpoints, with weights of 8 or 4 bits, for serving."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _CHUNK_ROWS = 1 << 14
 
 @dataclass
 class QuantizedTableStats:
-    """Statistics of a table that `quantize_save` has written.
+    """Statistics of the rows that a call of `quantize_save` wrote for one table.
 
     Attributes:
         key: key of the table.
-        rows: rows written, over all saves.
-        bytes: bytes of their quantized weights.
+        rows: number of written rows in all saves of the chain.
+        bytes: size of their quantized weights in bytes.
         max_error: largest absolute error of a weight.
         relative_error: 2-norm of all errors divided by the 2-norm of all weights; 0 if all weights are 0.
     """
@@ -79,19 +79,19 @@ class QuantizedSave:
 def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
     """Copies the latest save and its chain with weights of 8 or 4 bits.
 
-    Full saves and deltas keep their kind and name, and `TableReader` opens and follows the copies. Existing copies in
-    `out` are kept, so that a call after each save writes only new ones. Optimizer states, accumulation buffers and
-    candidates are left out.
+    Copies have the kind (full or delta) and the name of the original saves, and a `TableReader` can open and follow
+    them. Existing copies in `out` are kept, so that a call after each save writes only new copies. Optimizer states,
+    accumulation buffers and candidates are left out.
 
     Args:
-        path: a save, or one or several folders of saves, of which the latest save is taken.
+        path: a save, or one or several folders of saves, of which the latest save is copied.
         out: folder for the copies; it is created if it does not exist.
         bits: 8 or 4.
 
     Raises:
-        ValueError: another value of `bits`.
-        CheckpointError: a save is missing, damaged or already quantized, weights are not finite, `out` has another save
-            under the name of a copy, or another process writes to `out`.
+        ValueError: `bits` has another value.
+        CheckpointError: a save is missing, damaged or already quantized; a weight is not finite; `out` has another save
+            with the name of a copy; or another process is writing to `out`.
         OSError: the disk is full.
 
     Example:
@@ -130,7 +130,7 @@ def quantize_save(path: Paths, out: PathLike, bits: int = 8) -> QuantizedSave:
 
 
 def _copy_id(save: str, bits: int) -> str:
-    """Returns the id of a save's copy. It depends only on the save and the bits, so that copies are recognized."""
+    """Returns the id of a save's copy. It depends only on the save's id and the bits, so existing copies are found."""
     return hashlib.sha256(f"{save} {NAMES[bits]}".encode()).hexdigest()[:32]
 
 
@@ -198,7 +198,7 @@ def _copy_layer(
     bits: int,
     statistics: QuantizedTableStats,
 ) -> None:
-    """Copies the rows and removed ids of one layer of a table; the files of all ranks become files of one rank."""
+    """Copies the rows and removed ids of one layer of a table, and joins the files of all ranks to one rank's."""
     sources = [file for file in manifest.files_of(table.key, REMOVED, ROWS) if file.layer == layer]
     removed = [file for file in sources if file.role == REMOVED]
     if removed:

@@ -1,4 +1,4 @@
-"""Looks up weights in checkpoints that are mapped into memory, and follows new checkpoints."""
+"""Looks up weights in checkpoints that are mapped into memory, and switches to new checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, eq=False)
 class _OpenedSave:
-    """The mapped rows of the table in one chain of saves."""
+    """The table's rows in one chain of saves, mapped into memory."""
 
     save: Path
     id: str
@@ -51,16 +51,16 @@ class _OpenedSave:
 class TableReader:
     """Read-only lookups of one table in the checkpoints of a folder.
 
-    Opening maps files into memory, whatever their size. Pages are loaded when they are read, and processes share them.
-    A lookup sees one consistent state: the latest save that `refresh` found, with the saves before it in its chain.
-    Threads may share a reader.
+    Files of any size are mapped into memory when the reader opens a save. Pages are loaded when they are first read,
+    and processes share them. A lookup sees one consistent state: the latest save that `refresh` found, with the saves
+    before it in its chain. Several threads may use one reader.
 
     Args:
-        path: the folder passed to `Saver.save`; or one of its saves, which the reader then stays at; or several
-            folders, of which the latest save is read. The saves of its chain may lie in any of them.
+        path: the folder passed to `Saver.save`; or one of its saves, in which case the reader does not switch to later
+            saves; or several folders, of which the latest save is read. The saves of its chain may be in any of them.
         table: name of the table, or its key in the manifest if several tables have the name.
-        default: value of every element of the row of an unknown id.
-        follow: interval in seconds at which a thread looks for later saves; None for calls of `refresh` only.
+        default: value of all elements of the row that an unknown id gets.
+        follow: interval in seconds at which a thread looks for later saves. If None, only `refresh` does.
 
     Raises:
         CheckpointError: there is no save or no such table, or a file is missing or damaged.
@@ -105,7 +105,7 @@ class TableReader:
         saved_table = chain[-1][1].table(self._table_key(*chain[-1]))
         bits = BITS.get(saved_table.weight_dtype)
         dtype = torch.float32 if bits else DTYPES[saved_table.weight_dtype]
-        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as temporary:  # deleted files stay mapped
+        with tempfile.TemporaryDirectory(prefix="rec_sdk_torch-") as temporary:  # mapped files stay readable
             saves = []
             for folder, manifest, saved in reversed(table_chain(chain, saved_table).saves):
                 saves.append((folder, manifest, saved, ensure_index(folder, manifest, saved.key, Path(temporary))))
@@ -124,12 +124,12 @@ class TableReader:
     # ---- following new saves
 
     def refresh(self) -> bool:
-        """Opens the latest save if it is a new one, and returns whether it was.
+        """Opens the latest save if it is newer than the open one; returns whether it was.
 
-        Lookups continue in the previous save until the new one is open.
+        Until the new save is open, other threads look up rows in the previous one.
 
         Raises:
-            CheckpointError: a save of the chain is missing or damaged; the reader stays at the previous save.
+            CheckpointError: a save of the chain is missing or damaged; the reader continues to use the previous save.
         """
         with calls, self._refreshing:
             save = latest_save(self._paths)
@@ -140,7 +140,7 @@ class TableReader:
             return True
 
     def _follow(self, last_problem: str) -> str:
-        """Refreshes and returns the text of an error, or ""; warns unless the text is `last_problem`."""
+        """Refreshes; returns the text of an error or "". Warns of an error whose text is not `last_problem`."""
         try:
             self.refresh()
         except (CheckpointError, OSError) as error:
@@ -150,7 +150,7 @@ class TableReader:
         return ""
 
     def close(self) -> None:
-        """Ends the thread that follows new saves; deleting the reader does so, too.
+        """Ends the thread that looks for later saves; deleting the reader also ends it.
 
         Files stay mapped until the reader is deleted.
         """
@@ -170,22 +170,22 @@ class TableReader:
 
     @property
     def save(self) -> Path:
-        """The folder of the save that lookups read."""
+        """The folder of the save that is open."""
         return self._opened.save
 
     @property
     def embedding_dim(self) -> int:
-        """D, the number of weights of a row."""
+        """D, the number of weights in a row."""
         return self._opened.dim
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type that `lookup` returns: the table's, or float32 for quantized rows."""
+        """The data type of the tensors that `lookup` returns: the table's, or float32 if rows are quantized."""
         return self._opened.dtype
 
     @property
     def bits(self) -> int | None:
-        """8 or 4 for quantized rows; None otherwise."""
+        """Number of bits per weight, 8 or 4, if rows are quantized; None otherwise."""
         return self._opened.bits
 
     def __len__(self) -> int:
@@ -199,14 +199,14 @@ class TableReader:
     @overload
     def lookup(self, ids: Array) -> Array: ...
     def lookup(self, ids: torch.Tensor | Array) -> torch.Tensor | Array:
-        """Returns the weights of `ids`, `[..., D]`; unknown ids have the default.
+        """Returns the weights of `ids`, `[..., D]`; the row of an unknown id is filled with the default.
 
         Args:
             ids: integers of any shape: a tensor on the host, or an array.
 
         Returns:
-            A tensor for a tensor, an array for an array, in the table's data type. An array of a bfloat16 table is
-                float32.
+            A tensor if `ids` is a tensor, an array if it is an array, in the table's data type. For a bfloat16 table,
+                an array is float32.
 
         Raises:
             TypeError: `ids` are not integers, or are on a device.
@@ -268,13 +268,15 @@ class TableReader:
     ) -> torch.Tensor | Array:
         """Returns sums or means of the rows of each bag, float32 `[B, D]`.
 
-        The rows of all ids are never in memory at once. Results have the same bits as the operator `lookup_pooled` on
-        the CPU with the rows of `lookup`, for any `torch.get_num_threads()`. An empty bag gives zeros.
+        The rows of all ids are never in memory at the same time. Results are bit-identical to the output of the operator
+        `lookup_pooled` on the CPU for the rows that `lookup` returns, for any number of threads. An empty bag gives
+        zeros.
 
         Args:
             ids: integers `[N]`, bag after bag: a tensor on the host, or an array. The result is of the same kind.
-            offsets: integers `[B + 1]`, ascending from 0 to N: where each bag begins, and where the last one ends.
-            weights: float `[N]`, factors of the rows, used as float32; None for no factors.
+            offsets: integers `[B + 1]`, ascending from 0 to N: positions where bags begin, then the end of the last
+                bag.
+            weights: floats `[N]`, a factor for each row, used as float32; None for no factors.
             pooling: "sum", or "mean": the (weighted) sum divided by the number of ids in the bag.
 
         Raises:
@@ -301,7 +303,7 @@ class TableReader:
 
 @contextlib.contextmanager
 def _engine_errors_as_checkpoint_errors() -> Iterator[None]:
-    """Converts a ValueError of the engine to a CheckpointError; arguments are checked before."""
+    """Converts a ValueError of the engine to a CheckpointError; arguments must have been checked before."""
     try:
         with calls:
             yield
@@ -336,4 +338,4 @@ def _follow(reader: weakref.ref[TableReader], ended: threading.Event, seconds: f
         if alive is None:
             return
         last_problem = alive._follow(last_problem)
-        del alive  # so that the thread does not keep the reader alive while it waits
+        del alive  # otherwise this reference would keep the reader alive while the thread waits
