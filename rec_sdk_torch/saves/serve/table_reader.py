@@ -268,7 +268,7 @@ class TableReader:
     ) -> torch.Tensor | Array:
         """Returns sums or means of the rows of each bag, float32 `[B, D]`.
 
-        The rows of all ids are never in memory at the same time. Results are bit-identical to the output of the operator
+        The rows of all ids are never in memory at once. Results are bit-identical to the output of the operator
         `lookup_pooled` on the CPU for the rows that `lookup` returns, for any number of threads. An empty bag gives
         zeros.
 
