@@ -9,6 +9,6 @@ PATCHES = (process_groups, topology, gathering, torch_checkpoints, wrapped_colle
 
 
 def install() -> None:
-    """Patches the modules that are imported already, and the others as soon as they are imported."""
+    """Patches modules of torch and TorchRec: now if they are imported already, else as soon as they are imported."""
     for patch in PATCHES:
         patch.install()

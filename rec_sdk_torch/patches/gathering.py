@@ -1,7 +1,8 @@
 """Patches TorchRec's `state_dict_gather`, so that it also gathers sharded tables of this package.
 
-On each rank, their state dicts hold the rows and ids that the rank owns, in plain tensors and not in a `ShardedTensor`.
-TorchRec's function copies such a tensor as if it were the whole table: with an error if sizes differ, else wrong rows.
+On each rank, the state dict of such a table holds the rows and ids that the rank owns, in plain tensors instead of a
+`ShardedTensor`. TorchRec's function copies such a tensor as if it were the whole table: it raises an error if the sizes
+differ, and copies wrong rows otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _originals: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], None]] = 
 
 
 def install() -> None:
-    """Patches the function in both modules that have it, now or as soon as they are imported."""
+    """Patches the function in both modules that define it, now or as soon as they are imported."""
     for name in _MODULES:
         after_import(name, _gather_by_ids)
 
@@ -36,7 +37,7 @@ def _gather_by_ids(module: Any) -> None:
 def _state_dict_gather(src: Any, dst: Any) -> None:
     from rec_sdk_torch.patches.gathering import gather_for
 
-    gather_for(__name__, src, dst)  # runs with the globals of TorchRec's module, so this is that module's name
+    gather_for(__name__, src, dst)  # with the globals of TorchRec's module, `__name__` is its name
 
 
 def gather_for(module: str, src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:

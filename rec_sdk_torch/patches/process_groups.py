@@ -18,17 +18,18 @@ _MODULES = (
 
 
 def install() -> None:
-    """Removes the groups from default arguments of these modules, now or as soon as they are imported."""
+    """Removes process groups from the default arguments in `_MODULES`, now or as soon as the modules are imported."""
     for name in _MODULES:
         after_import(name, _remove_default_groups)
 
 
 def _remove_default_groups(module: Any) -> None:
-    """Replaces default arguments that are a process group by None, which means the same.
+    """Replaces each default argument that is a process group by None, which also selects the default group.
 
-    Python evaluates `group=group.WORLD` once, when the module is imported: to None before `init_process_group`, to the
-    group after it. In the second case the function keeps the group and its threads alive. Such a thread aborts the
-    process if it frees a tensor while the interpreter exits ("terminate called without an active exception").
+    Python evaluates `group=group.WORLD` once, when the module is imported: the default is None before
+    `init_process_group` and the group after it. In the second case, the function keeps the group and its threads alive.
+    Such a thread aborts the process if it frees a tensor while the interpreter exits ("terminate called without an
+    active exception").
     """
     from torch.distributed import ProcessGroup
 
@@ -39,7 +40,7 @@ def _remove_default_groups(module: Any) -> None:
 
 
 def _functions_with_defaults(module: Any) -> Iterator[Any]:
-    """Returns the functions of the module, and of its classes, that have default arguments."""
+    """Returns the functions with default arguments in a module and its classes."""
     of_module = [member for member in vars(module).values() if getattr(member, "__module__", None) == module.__name__]
     of_classes = [member for cls in of_module if inspect.isclass(cls) for member in vars(cls).values()]
     return (each for each in of_module + of_classes if inspect.isfunction(each) and each.__defaults__)

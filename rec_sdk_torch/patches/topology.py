@@ -1,8 +1,8 @@
 """Patches TorchRec's planner, so that `Topology` accepts `compute_device="npu"`.
 
 Stock TorchRec asserts that there is no such device. DistributedModelParallel without a plan creates a Topology for its
-own device type and offers no other way, so the constructor is wrapped. A plan names ranks only; the device of a table
-is the device of its sharder or of DistributedModelParallel.
+own device type and accepts no other device type, so the constructor is wrapped. A plan names ranks only; the sharder or
+DistributedModelParallel determines the device of a table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..runtime.imports import after_import
 HOST, DEVICE = "cpu", "cuda"
 """TorchRec's device types for ranks whose tables must fit into host memory, and into device memory."""
 
-_planned_as = {"npu": HOST}  # the rows are in host memory
+_planned_as = {"npu": HOST}  # because the tables' rows are in host memory
 
 
 def install() -> None:

@@ -2,7 +2,7 @@
 
 The state dict of a sharded table holds one rank's rows in plain tensors. Without the patch, a full state dict
 (`StateDictOptions(full_state_dict=True)`) keeps the rows of rank 0 only, and a save chooses a rank for each key, so
-that ids of one rank are saved with weights of another. With it, full state dicts hold whole tables, and saving or
+that ids of one rank are saved with weights of another. With the patch, full state dicts hold whole tables. Saving or
 loading one rank's rows raises an error unless the keys contain the rank. The patched functions are private ones, since
 scripts may have imported the public functions before.
 """
@@ -51,7 +51,7 @@ def _with_full_tables(info: Any, on_all_ranks: bool) -> AbstractContextManager[N
 
 
 def _wrap_saves(module: Any) -> None:
-    convert = module._stateful_to_state_dict  # called first by `save`, and by `async_save` in the calling thread
+    convert = module._stateful_to_state_dict  # the first call of `save`, and of `async_save` in the calling thread
 
     @functools.wraps(convert)
     def converting(state_dict: Any) -> Any:

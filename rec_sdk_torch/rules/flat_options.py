@@ -1,4 +1,4 @@
-"""Rules as a flat list of options, as `AdmitAndEvictConfig` takes them and `TableLifecycle` formerly did."""
+"""Rules in the form of a flat list of options, which `AdmitAndEvictConfig` takes and `TableLifecycle` formerly took."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[Any, str, tuple[type[Rule], ...]]] = {
     "sketch_depth": (4, "depth", (Sketch,)),
     "sketch_halve_after": (0, "halve_after", (Sketch,)),
 }
-"""For each option: its default, the name of the rules' field, and the rules that have this field."""
+"""For each option: its default, the field of rules that it sets, and the rules that have this field."""
 
 
 _NEEDS = {
@@ -45,7 +45,7 @@ _NEEDS = {
     "sketch_halve_after": " without sketch_bytes: there is no sketch",
     "score_half_life": ", and no rule uses scores: set a share or a bound too",
 }
-"""For options without effect unless another option is set: the end of the error message."""
+"""The end of the error message for each option that has no effect without, or together with, another option."""
 
 
 def rules_from_options(owner: str, **options: Any) -> dict[str, Any]:

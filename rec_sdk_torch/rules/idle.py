@@ -6,10 +6,10 @@ from .rule import Eviction
 
 @dataclass(frozen=True)
 class Idle(Eviction):
-    """The rule that evicts ids, and candidates, that none of the latest training batches contained.
+    """The rule that evicts ids and candidates that the table's latest training batches did not contain.
 
     Attributes:
-        batches: how many training batches, 1 or more.
+        batches: number of these latest training batches, 1 or more.
     """
 
     batches: int = field(metadata=int_field(1))

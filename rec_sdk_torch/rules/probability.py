@@ -6,7 +6,7 @@ from .rule import Admission
 
 @dataclass(frozen=True)
 class Probability(Admission):
-    """The rule by which each training batch that contains an id admits it with this probability, without counts.
+    """The rule that admits an id with this probability in each training batch that contains it; nothing is counted.
 
     Attributes:
         probability: above 0 and at most 1.

@@ -9,7 +9,7 @@ from ..runtime.numbers import check_fields, int_field
 
 @dataclass(frozen=True)
 class Rule:
-    """The base of rules. The engine finds a rule by its class name in lower case, and its numbers by field names."""
+    """The base of rules. The engine identifies a rule by its class name in lower case, its numbers by field names."""
 
     divided: ClassVar[tuple[str, ...]] = ()
     """Fields that are divided among the ranks of a sharded table, unless they are 0."""
@@ -19,11 +19,11 @@ class Rule:
         check_fields(self)
 
     def columns(self) -> tuple[str, ...]:
-        """Returns the columns of a row that the rule needs, a part of `COLUMNS`."""
+        """Returns the names of the row columns that the rule reads, a subset of `COLUMNS`."""
         return ()
 
     def needs_clicks(self) -> bool:
-        """Returns whether a training batch must have clicks."""
+        """Returns whether every training batch must include clicks."""
         return False
 
     def numbers(self, record_bytes: int) -> tuple[str, dict[str, float]]:
@@ -37,7 +37,7 @@ class Rule:
 
 
 class Admission(Rule):
-    """The base of rules that give ids rows."""
+    """The base of rules that decide when an id gets a row."""
 
     counts: ClassVar[bool] = True
     """Whether the rule counts lookups of ids that have no row yet."""

@@ -10,7 +10,7 @@ class Score(Rule):
 
     Each batch that contains the id sets the score to `(old + alpha * shows + beta * clicks) * decay`, with all shows
     and clicks of the id so far; the first score is not decayed. With a half-life, the old score decays with the number
-    of batches since the id's last one, and only the shows and clicks of the present batch are added.
+    of batches since the last one that contained the id, and only the shows and clicks of the present batch are added.
 
     Attributes:
         alpha: factor of the shows, which are lookups.

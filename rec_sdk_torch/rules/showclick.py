@@ -9,7 +9,7 @@ class ShowClick(Admission):
     """The rule that admits an id in the training batch in which `alpha * shows + beta * clicks` reaches `threshold`.
 
     Attributes:
-        threshold: the least sum; the lookups and clicks of the present batch count.
+        threshold: the least sum that admits an id; it includes the lookups and clicks of the present batch.
         alpha: factor of the shows, which are lookups.
         beta: factor of the clicks.
     """

@@ -4,21 +4,21 @@ from ..runtime.numbers import float_field, int_field
 from .rule import Admission
 
 MOST_DEPTH = 16
-"""The most cells of an id. More cells make a sketch slower, and errors hardly rarer."""
+"""The largest number of cells per id. More cells make a sketch slower and hardly reduce its errors."""
 
 
 @dataclass(frozen=True)
 class Sketch(Admission):
-    """The rule that admits ids by their number of lookups, like `Count`, but counted in a count-min sketch.
+    """The rule that, like `Count`, admits ids by their number of lookups, but counts lookups in a count-min sketch.
 
-    Its memory does not grow with the number of ids. It may count too much, and so admit an id early, but never too
-    little.
+    The sketch's memory does not grow with the number of ids. It may overcount, and so admit an id early, but it never
+    undercounts.
 
     Attributes:
         threshold: an id is admitted in the training batch in which `alpha * lookups` reaches this.
         bytes: size of the sketch.
         depth: cells of an id, 1 to 16.
-        halve_after: when the sketch has counted this many lookups, the step halves all cells at its end; 0: never.
+        halve_after: number of counted lookups after which all cells are halved, at the end of a step; 0: never.
         alpha: factor of the lookups, above 0.
     """
 

@@ -1,1 +1,1 @@
-"""Utilities over Python and the operating system: threads, exit, forks, imports, warnings, settings, command lines."""
+"""Utilities for Python and the operating system: threads, exit, forks, imports, warnings, settings, command lines."""

@@ -1,4 +1,4 @@
-"""What the package's command-line tools share: help that ends with an example, and one-line errors."""
+"""Shared code of the package's command-line tools: help that ends with an example, and one-line errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CommandParser(argparse.ArgumentParser):
     """The argument parser of `python -m rec_sdk_torch.<name>`."""
 
     def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
-        """Creates a parser; all arguments but `example` are argparse's.
+        """Creates a parser; all arguments except `example` are passed to argparse.
 
         Args:
             example: command lines that can be pasted, shown at the end of the help.
@@ -41,7 +41,7 @@ def run(name: str, main: Callable[[], int]) -> NoReturn:
     """Runs `main` and exits with the status it returns, or 1 if the reader of a pipe has closed it."""
     try:
         sys.exit(main())
-    except BrokenPipeError:  # as with `| head`; stdout is redirected, since Python flushes it at exit
+    except BrokenPipeError:  # `| head` does this; stdout is redirected because Python flushes it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from torch.fx import Proxy
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 
-# Looked up once, since they are called for each batch.
+# These attributes of torch are looked up once, since the functions are called for each batch.
 _tracing_state = torch._C._get_tracing_state
 _dispatch_mode = torch._C._get_dispatch_mode
 _PROXY_MODE = torch._C._TorchDispatchModeKey.PROXY
@@ -32,10 +32,10 @@ UNTRACEABLE = (
 def eager(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
     """Wraps a module's forward: it becomes one graph break under torch.compile, and one node of a torch.fx graph.
 
-    `torch.compiler.disable` alone would cost a dozen Python calls each time, and import the compiler at the first call.
+    `torch.compiler.disable` alone would add a dozen Python calls to each lookup; the first would import the compiler.
     """
     disabled: Any = _disable_dynamo(function)
-    # As torch._dynamo.disable(reason=...) would set it; fullgraph=True shows the message to the user.
+    # The attributes that torch._dynamo.disable(reason=...) sets; with fullgraph=True, torch shows the message.
     disabled._torchdynamo_disable = True
     disabled._torchdynamo_disable_msg = UNTRACEABLE
 
@@ -54,7 +54,7 @@ def eager(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
 
 
 def _add_node(tracer: Any, module: Any, args: Any, kwargs: Any) -> Any:
-    """Adds the call of `module` to the graph of a torch.fx tracer, as for a leaf module of torch."""
+    """Adds the call of `module` to the graph of a torch.fx tracer, as torch.fx does for its own leaf modules."""
     path = tracer.path_of_module(module)
     if not path:
         raise RuntimeError(f"{type(module).__name__} is the whole model: {UNTRACEABLE}")
@@ -62,7 +62,7 @@ def _add_node(tracer: Any, module: Any, args: Any, kwargs: Any) -> Any:
 
 
 def check_real(values: object) -> None:
-    """Raises RuntimeError if `values` is a tracer's placeholder, which has no values, and not a tensor."""
+    """Raises RuntimeError if `values` is a tracer's placeholder, which has no values, instead of a real tensor."""
     if isinstance(values, (FakeTensor, Proxy)):
         raise RuntimeError(f"{type(values).__name__} in place of a tensor: {UNTRACEABLE}")
 
@@ -70,7 +70,7 @@ def check_real(values: object) -> None:
 def refuse_captures(kind: str) -> None:
     """Makes `check_batch` and `check_stream` raise while a stream of this device type ("cuda", "npu") is captured."""
     module = getattr(torch, kind)
-    if hasattr(module, "is_current_stream_capturing"):  # else the device has no graphs
+    if hasattr(module, "is_current_stream_capturing"):  # without this function, the device has no graphs
         _capturing[kind] = module.is_current_stream_capturing
 
 

@@ -1,11 +1,11 @@
-"""Runs a program on the emulated NPU, software with the interface of an Ascend NPU, on a machine without one.
+"""Runs a program on the emulated NPU: software with the interface of an Ascend NPU, for machines without an NPU.
 
     python -m rec_sdk_torch.emulate train.py --epochs 3
     python -m rec_sdk_torch.emulate -m pytest tests
     LD_LIBRARY_PATH=$(python -m rec_sdk_torch.emulate --lib) python train.py
 
-The program itself is not changed: device "npu" and backend "hccl" are torch_npu's. Nothing here imports torch, which
-cannot be imported where torch_npu is installed without CANN.
+The program itself is not changed: torch_npu provides the device "npu" and the backend "hccl". This module does not
+import torch, which cannot be imported if torch_npu is installed without CANN.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ python -m rec_sdk_torch.emulate --devices 4 -m torch.distributed.run --nproc-per
 python -m rec_sdk_torch.emulate --streams random:1 -m pytest tests
 """
 
-_ROOT = Path(__file__).resolve().parents[2]  # the repository, where the package is used in place
+_ROOT = Path(__file__).resolve().parents[2]  # the repository, if the package is used from a source tree
 
 
 class EmulatorUnavailableError(Exception):
-    """The error if the emulated NPU cannot be used here; its one-line message has the reason and the remedy."""
+    """The error if the emulated NPU cannot be used on this machine; its message gives the reason and the remedy."""
 
 
 def library_directory() -> Path:
@@ -55,7 +55,7 @@ def library_directory() -> Path:
 
 
 def _missing_library() -> Path | None:
-    """Returns the path of a library of the emulated NPU that was not built; None if all were."""
+    """Returns the path of a library of the emulated NPU that has not been built; None if all have been built."""
     libraries = (library_directory() / _RUNTIME, Path(__file__).resolve().parents[1] / "_ops_npu.so")
     return next((path for path in libraries if not path.exists()), None)
 
@@ -89,12 +89,12 @@ def active() -> bool:
     try:
         runtime = ctypes.CDLL(_RUNTIME, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
-        return False  # the runtime is not loaded, so no NPU is used
+        return False  # CANN's runtime library is not loaded, so no NPU is used
     return hasattr(runtime, _FUNCTION)
 
 
 def cann() -> str | None:
-    """Returns a trace of a real CANN on this machine, a variable or a library's path; None if there is none."""
+    """Returns evidence of a real CANN on this machine (`NAME=value` or a library's path); None if there is no CANN."""
     for name in _CANN_VARIABLES:
         if os.environ.get(name):
             return f"{name}={os.environ[name]}"
@@ -134,7 +134,7 @@ def check(force: bool = False) -> Path:
 
 
 def _environment(folder: Path, options: argparse.Namespace) -> dict[str, str]:
-    """Returns environment variables with which a program, and its child processes, load the emulator's libraries."""
+    """Returns the environment in which a program and its child processes load the emulator's libraries."""
     environment = dict(os.environ)
     paths = [path for path in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path]
     environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(folder), *(path for path in paths if path != str(folder))])
@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line. Replaces this process by the program; returns only without one.
+    """Runs the command line: replaces this process by the program, and returns only if there is no program to run.
 
     Returns:
         0 after `--lib`; 2 after an error, which is printed to stderr in one line.
@@ -228,5 +228,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
     command = [sys.executable, *flags, *(["-m"] if options.module else []), *options.program]
-    # exec and not runpy: the dynamic linker reads LD_LIBRARY_PATH only when a process starts.
+    # exec instead of runpy: the dynamic linker reads LD_LIBRARY_PATH only when a process starts.
     os.execve(sys.executable, command, _environment(folder, options))

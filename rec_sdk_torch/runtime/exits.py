@@ -1,7 +1,7 @@
 """Stops threads at a safe point before the interpreter exits.
 
-Python before 3.14 ends a daemon thread at exit when the thread next acquires the interpreter lock. In C++ code, as in
-torch after each operator, this aborts the process (`terminate called without an active exception`, status 134). Torch
+Python before 3.14 ends a daemon thread at exit when the thread next acquires the interpreter lock. In C++ code, such as
+torch's after each operator, this aborts the process (`terminate called without an active exception`, status 134). Torch
 also unregisters its operators at exit, while threads may still call them. Therefore, after the script's own `atexit`
 functions have run, other threads finish their current calls of this package, and block forever at the next call. Then
 the package's own threads are stopped and joined.
@@ -25,10 +25,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 CALL_TIMEOUT = 10.0
-"""Seconds that the exit waits for a call that another thread is in."""
+"""Seconds that the exit waits until another thread's running call of the package returns."""
 
 NEXT_CALL_TIMEOUT = 2.0
-"""Seconds after a thread's last call that the exit waits for its next call, in which the thread is blocked."""
+"""Seconds after a thread's last call in which the exit waits for its next call, which blocks the thread."""
 
 
 class CallingThread:
@@ -49,14 +49,14 @@ class CallingThread:
         self.parked = self.own = False
 
     def awaited(self, since: float) -> bool:
-        """Returns whether the exit, which has waited since the time `since`, must still wait for this thread."""
+        """Returns whether the exit, which began to wait at the time `since`, must still wait for this thread."""
         if self.own or self.parked:
             return False
         now = time.monotonic()
         return now - since < CALL_TIMEOUT if self.depth else now - self.last_exit < NEXT_CALL_TIMEOUT
 
 
-_callers: dict[int, CallingThread] = {}  # by thread id; an ended thread's entry stays until the id is used again
+_callers: dict[int, CallingThread] = {}  # by thread id; the entry of an ended thread stays until its id is reused
 _own: set[OwnThread] = set()
 _ending_in: list[int] = []
 """The id of the thread that runs the exit, once it has started: only this thread may still call the package."""
@@ -72,12 +72,12 @@ def calling_thread() -> CallingThread:
 
 
 def ending() -> bool:
-    """Returns whether the interpreter exits: no thread may be started any more."""
+    """Returns whether the interpreter is exiting, so that no thread may be started any more."""
     return bool(_ending_in)
 
 
 def _park(thread: CallingThread) -> None:
-    """Blocks the thread forever if this is its outermost call and another thread runs the exit."""
+    """Blocks the running thread forever if this is its outermost call and another thread runs the exit functions."""
     if thread.depth == 1 and not thread.own and _thread.get_ident() not in _ending_in:
         thread.parked = True
         lock = _thread.allocate_lock()
@@ -88,11 +88,11 @@ def _park(thread: CallingThread) -> None:
 class _Calls:
     """A context manager and decorator that marks a call of this package.
 
-    A thread's outermost call must begin without holding a lock, since the thread may be blocked there forever.
+    A thread must not hold a lock when it begins its outermost call, since the call may block forever.
     """
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        # Not contextlib.ContextDecorator: `warn` would take a frame of contextlib for the user's line.
+        # Not contextlib.ContextDecorator: `warn` would take a line of contextlib for the user's line.
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             thread = _callers.get(_thread.get_ident()) or calling_thread()
@@ -109,7 +109,7 @@ class _Calls:
 
     def __enter__(self) -> None:
         thread = _callers.get(_thread.get_ident()) or calling_thread()
-        thread.depth += 1  # before the test: the exit sets `_ending_in` first and then reads `depth`
+        thread.depth += 1  # before the test of `_ending_in`: the exit sets `_ending_in` first and then reads `depth`
         if _ending_in:
             _park(thread)
 
@@ -148,7 +148,7 @@ class _StartEvent(threading.Event):
 
 
 class OwnThread(threading.Thread):
-    """A thread of this package. It may call the package during the exit, and is stopped and joined by it."""
+    """A thread of this package. It may call the package during the interpreter's exit, which stops and joins it."""
 
     def __init__(
         self, work: Callable[[], object], name: str | None = None, *, stop: Callable[[], object], daemon: bool = True
@@ -158,8 +158,8 @@ class OwnThread(threading.Thread):
         Args:
             work: the function that the thread runs.
             name: the name of the thread.
-            stop: a function that makes `work` return soon; called at the exit.
-            daemon: whether the exit may stop the thread; False: the interpreter first waits until `work` returns.
+            stop: a function that makes `work` return soon; called when the interpreter exits.
+            daemon: whether the exit may stop the thread. False: the interpreter waits until `work` has returned.
         """
         super().__init__(name=name, daemon=daemon)
         self._work = work
@@ -168,7 +168,7 @@ class OwnThread(threading.Thread):
         _own.add(self)
 
     def start(self) -> None:
-        """Starts the thread, and returns when it runs.
+        """Starts the thread and returns once it is running.
 
         `threading.Thread.start` would wait forever for a thread that ended because it had no memory to start.
 
@@ -210,7 +210,7 @@ def _end() -> None:
     since = time.monotonic()
     while _awaited(since):
         time.sleep(0.001)
-    threads = [thread for thread in list(_own) if thread.is_alive()]  # a forked process has none
+    threads = [thread for thread in list(_own) if thread.is_alive()]  # in a forked process, none of them is alive
     for thread in threads:
         thread.stop()
     for thread in threads:

@@ -13,7 +13,7 @@ Lock: TypeAlias = Any
 
 
 class ForkAware(Protocol):
-    """An object with a method that is called in each forked process."""
+    """An object whose method `after_fork` is called in each forked process."""
 
     def after_fork(self, parent: int) -> None:
         """Adapts the object to a forked process, before other code runs there. `parent` is the parent's process id."""
@@ -37,7 +37,7 @@ class RaisingStub:
         raise RuntimeError(self.message)
 
     def _is_owned(self) -> bool:
-        return True  # a finalizer skips its clean-up while the lock is owned: here there is nothing to clean up
+        return True  # makes finalizers skip their clean-up: a forked process has nothing to clean up
 
 
 _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
@@ -73,7 +73,8 @@ def close_in_children(descriptor: int) -> Callable[[], None]:
     def close() -> None:
         if os.getpid() == process:
             _descriptors.discard(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # explicitly: a new child may not have closed its copy yet
+            # Explicit: closing does not unlock the file while a new child process still has the descriptor.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     return close

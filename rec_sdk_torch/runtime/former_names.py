@@ -1,4 +1,4 @@
-"""Aliases of renamed public names. A former name works for one more version, with a warning that has the new name."""
+"""Aliases of renamed public names. A former name works for one more version, with a warning that gives the new one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def accepts_former_members(**members: str) -> Callable[[Class], Class]:
     def decorate(cls: Class) -> Class:
         def reader(former: str, present: str) -> property:
             def read(self: Any) -> Any:
-                """Returns the member with the present name, with a warning."""
+                """Returns the member that is read by its former name, with a warning."""
                 warn(f"{cls.__name__}.{former} is now named {present}", DeprecatedWarning)
                 return getattr(self, present)
 
@@ -55,7 +55,7 @@ def accepts_former_name(former: str, field: str) -> Callable[[Class], Class]:
             make(self, *values, **fields)
 
         def read(self: Any) -> Any:
-            """Returns the field under its former name, with a warning."""
+            """Returns the field that is read by its former name, with a warning."""
             warn(f"{cls.__name__}.{former} is now named {field}", DeprecatedWarning)
             return getattr(self, field)
 

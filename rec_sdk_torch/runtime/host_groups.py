@@ -1,4 +1,4 @@
-"""Gloo process groups with the ranks of a model's group, for exchanges of host tensors: one for each use."""
+"""Gloo process groups for exchanges of host tensors: one group for each use, with the ranks of the model's group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
 
     Args:
         group: the model's process group.
-        use: a name of the exchanges, such as "ids". Each name has a group of its own.
+        use: the name of a kind of exchange, such as "ids". Each name has a group of its own.
 
     Raises:
         RuntimeError: a rank has ended, or does not make the call within the timeout.
@@ -28,8 +28,8 @@ def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
     made = _groups.setdefault(group, {})
     if use not in made:
         ranks, timeout = dist.get_process_group_ranks(group), timeout_of(group)
-        # Local synchronization only if some ranks do not make this call: torch then names the group by how many groups
-        # the rank has, which may differ between ranks.
+        # Local synchronization is used only if some ranks do not make this call: with it, torch names the group by the
+        # number of groups that the rank has, which may differ between ranks.
         with exchanging(f"addresses for {use}", group):
             made[use] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=not spans_world(group))
     return made[use]

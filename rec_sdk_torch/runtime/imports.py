@@ -1,4 +1,4 @@
-"""Import hooks: run a function as soon as a module of another package is imported, by whatever code."""
+"""Import hooks, which run a function as soon as any code imports a certain module of another package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Action = Callable[[Any], None]
 
 
 def after_import(name: str, action: Action) -> None:
-    """Calls `action` with the module `name`: now if it is imported already, else right after its import."""
+    """Calls `action` with the module `name`: at once if the module is imported already, else right after its import."""
     if name in sys.modules:
         action(sys.modules[name])
     elif not any(isinstance(finder, _ImportHook) and finder.name == name for finder in sys.meta_path):

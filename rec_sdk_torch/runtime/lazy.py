@@ -1,4 +1,4 @@
-"""Lazy packages: the names that a package's stub imports are loaded at their first use, as by `lazy_loader`."""
+"""Lazy packages: the names that a package's stub imports are loaded at their first use. `lazy_loader` does the same."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _load(package: str, module: str, name: str) -> Any:
 
 def torch_npu_problem(error: Exception) -> str | None:
     """Describes why torch_npu keeps torch from being imported, and what to do; returns None for any other error."""
-    if not isinstance(error, RuntimeError) or "torch_npu" not in str(error):  # torch's import loads torch_npu
+    if not isinstance(error, RuntimeError) or "torch_npu" not in str(error):  # importing torch also loads torch_npu
         return None
     from .emulator import hint
 

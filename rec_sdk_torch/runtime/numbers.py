@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 def as_int(value: Any) -> int | None:
-    """Returns an integer of any library as an int; None for everything else, including bools."""
+    """Converts an integer type of any library to an int; returns None for everything else, including bools."""
     if isinstance(value, bool):
         return None
     try:
@@ -22,7 +22,7 @@ def as_int(value: Any) -> int | None:
 
 
 def as_float(value: Any) -> float:
-    """Returns a number as a float; infinity for an int beyond the range of floats."""
+    """Converts a number to a float; returns infinity for an int beyond the range of floats."""
     try:
         return float(value)
     except OverflowError:

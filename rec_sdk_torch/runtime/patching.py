@@ -1,4 +1,4 @@
-"""Recognizes the functions with which this package replaces functions of other packages, also behind wrappers."""
+"""Recognizes this package's replacements for functions of other packages, even if another library has wrapped them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 _ours: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
-"""By identity and not by an attribute, since `functools.wraps` in another library copies attributes."""
+"""The marked functions. They have no attribute as a mark, since `functools.wraps` in another library would copy it."""
 
 _MOST_SEARCHED = 1000
 
 
 def mark(function: F) -> F:
-    """Marks `function` as this package's, and returns it."""
+    """Marks `function` as a function of this package and returns it."""
     _ours.add(function)
     return function
 
@@ -31,8 +31,8 @@ def is_ours(function: Any) -> bool:
 def callees(function: Any) -> Iterator[Any]:
     """Yields `function` and the objects that it may call, breadth first.
 
-    The search follows wrapped functions, closures, defaults, globals that the code names, and attributes of objects. It
-    ends after 1,000 objects.
+    The search follows wrapped functions, closures, default arguments, globals that the code names, and attributes of
+    objects. It ends after 1,000 objects.
     """
     queue, visited = [function], {id(function)}
     for index in range(_MOST_SEARCHED):
@@ -61,7 +61,7 @@ def _references(value: Any) -> list[Any]:
 
 
 def _named_objects(function: types.FunctionType) -> list[Any]:
-    """Returns the globals that the code of `function` names, and attributes of modules among them that it names."""
+    """Returns the globals that the code of `function` names; for a module, also the named attributes of the module."""
     names = function.__code__.co_names
     values = [function.__globals__[name] for name in names if name in function.__globals__]
     for each in values:  # grows during the loop, so that modules inside modules are searched too

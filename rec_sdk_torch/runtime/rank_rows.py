@@ -1,4 +1,4 @@
-"""Marks tensors of state dicts that hold one rank's rows, and rejects them where torch saves them for all ranks."""
+"""Marks state-dict tensors that hold one rank's rows, and rejects them where torch would save them for all ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def refuse_rank_rows(state_dict: Mapping[str, Any]) -> None:
 
 
 def _tensors(value: Any, path: Sequence[str]) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
-    """Yields each plain tensor in nested dicts and lists, after the path of keys that leads to it."""
+    """Yields the path of keys and the tensor, for each plain tensor in nested dicts and lists."""
     if type(value) is torch.Tensor and value.layout == torch.strided:
         yield path, value
     elif isinstance(value, (Mapping, list, tuple)):

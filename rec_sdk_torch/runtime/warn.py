@@ -12,15 +12,15 @@ class RecSdkWarning(UserWarning):
 
 
 class InputWarning(RecSdkWarning):
-    """A warning about input that was corrected or ignored: ids, timestamps, offsets, names of tables."""
+    """A warning about input that was corrected or ignored: ids, timestamps, offsets or table names."""
 
 
 class TrainingWarning(RecSdkWarning):
-    """A warning about a training step that may not be intended: gradients not finite, not clipped, rows evicted."""
+    """A warning about a possibly unintended training step: gradients not finite or not clipped, or rows evicted."""
 
 
 class PerformanceWarning(RecSdkWarning):
-    """A warning about avoidable slowness: a small cache, unused prefetched plans, a device without kernels."""
+    """A warning about avoidable slowness: a small cache, unused prefetched plans, or a device without kernels."""
 
 
 class SaveWarning(RecSdkWarning):
@@ -32,11 +32,11 @@ class ConfigurationWarning(RecSdkWarning):
 
 
 class DeprecatedWarning(RecSdkWarning, FutureWarning):
-    """A warning about a name or an option that a later version will not accept; the message has the new one."""
+    """A warning about a name or an option that a later version will not accept; the message states the new one."""
 
 
 class MonitoringWarning(RecSdkWarning):
-    """A warning that monitoring of the training, such as a log, failed; the training continues."""
+    """A warning that monitoring, such as a log of the training, has failed; the training continues."""
 
 
 def warn(message: str, category: type[RecSdkWarning]) -> None:

@@ -31,10 +31,10 @@ def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:
         try:
             job()
         except Exception as error:
-            if isinstance(job, _Task):  # no memory to run the call or to store its result
+            if isinstance(job, _Task):  # there was no memory to run the call or to store its result
                 job.fail(error)
-        del job  # else the job, and what it references, would live until the next one
-    jobs.put(None)  # ends a second thread, which an interrupt in `run` may have started
+        del job  # otherwise the job and the objects that it references would live until the next job
+    jobs.put(None)  # ends a second thread, if an interrupt of `run` has left one
 
 
 def _stop_threads(jobs: SimpleQueue[Job | None], threads: list[threading.Thread]) -> None:
@@ -64,7 +64,7 @@ class Worker:
             with contextlib.suppress(Exception):
                 job()
             return
-        if not any(thread.is_alive() for thread in self._threads):  # at the first job, and in a forked process
+        if not any(thread.is_alive() for thread in self._threads):  # true at the first job and in a forked process
             work = functools.partial(_run_jobs, self._jobs)
             thread = OwnThread(work, self._name, stop=functools.partial(self._jobs.put, None))
             self._threads[:] = [thread]
@@ -139,7 +139,7 @@ class _Task(Generic[_Result]):
     def fail(self, error: Exception) -> None:
         """Stores `error` in the future, unless it is done.
 
-        Retries while there is no memory for it: a thread that waits for the future would otherwise wait forever.
+        Retries while there is not enough memory: a thread that waits for the future would otherwise wait forever.
         """
         while True:
             try:
