@@ -10,14 +10,14 @@ from ..runtime.warn import MonitoringWarning, warn
 from .prefetch import Collection, find_collections
 
 COLLECTION_COUNTERS = ("bytes_in", "bytes_out", "plan_us", "wait_us")
-"""Counters of a collection that are written, divided by the number of training forwards."""
+"""Counters of a collection whose increase per training forward is written."""
 
 TABLE_COUNTERS = ("rows_in", "rows_out", "new_rows")
-"""Counters of a table that are written, divided by the number of training forwards."""
+"""Counters of a table whose increase per training forward is written."""
 
 
 NORMS = {"grad_norm": 2.0, "grad_norm_inf": float("inf")}
-"""Gradient norms that are written if updates count them, by scalar name."""
+"""Orders of the gradient norms, by scalar name; written only after `count_grad_norms()`."""
 
 
 class ScalarWriter(Protocol):

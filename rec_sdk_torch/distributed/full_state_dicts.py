@@ -20,7 +20,7 @@ _on_all_ranks: ContextVar[bool | None] = ContextVar("_on_all_ranks", default=Non
 
 @contextlib.contextmanager
 def full_state_dicts(on_all_ranks: bool = True) -> Iterator[None]:
-    """Makes state dicts within the context contain whole tables, on all ranks or on rank 0; loads then expect these."""
+    """Makes state dicts in the `with` block contain whole tables, on all ranks or on rank 0; loads expect them too."""
     token = _on_all_ranks.set(on_all_ranks)
     try:
         yield

@@ -42,7 +42,7 @@ class HierarchicalGroups:
     pending: deque[TwoStageWork] = field(default_factory=deque)
 
     def poll(self) -> None:
-        """Starts second levels of pending exchanges, in order, up to the first whose first level has not completed."""
+        """Starts the second level of each pending exchange, in order, until one has not completed its first level."""
         while self.pending and self.pending[0].first.is_completed():
             self.pending.popleft().start_second()
 
@@ -89,7 +89,7 @@ def _new_group(group: dist.ProcessGroup, parts: Sequence[list[int]]) -> dist.Pro
     """Creates a process group for each part of `group`, and returns the process group that contains this rank."""
     timeout, backend, whole = timeout_of(group), dist.get_backend_config(group), spans_world(group)
     own: dist.ProcessGroup | None = None
-    for part in parts:  # torch numbers groups of the world, so every rank has to create all of them
+    for part in parts:  # torch numbers subgroups of the world, so every rank must create each subgroup
         if whole or dist.get_rank() in part:
             made = dist.new_group(part, timeout, backend, use_local_synchronization=not whole)
             own = made if dist.get_rank() in part else own

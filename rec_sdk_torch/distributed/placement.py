@@ -59,7 +59,7 @@ class Placement(abc.ABC):
 
 
 _DEVIATIONS = 6
-"""Standard deviations by which a rank's number of hashed ids may exceed the mean; more has a probability of 1e-9."""
+"""Standard deviations by which a rank's number of hashed ids may exceed the mean; more is improbable (1e-9)."""
 _IDS_AT_ONCE = 1 << 20
 """Number of ids of an index table that are hashed in one call."""
 

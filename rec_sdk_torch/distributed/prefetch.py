@@ -17,7 +17,7 @@ from .sharded import ShardedCollection
 from .sharded_batch import ShardedBatch
 
 MAX_UNTRAINED = 3
-"""Maximum number of yielded batches that are not trained yet, as in TorchRec's pipelines; older ones were skipped."""
+"""Maximum number of yielded batches that may be untrained, as in TorchRec's pipelines; older ones count as skipped."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -172,7 +172,7 @@ class PrefetchedBatch:
         return any(past_end)
 
     def add_source(self, features: Features) -> None:
-        """Registers `features` as the same batch in another tensor, such as a copy on a device."""
+        """Registers `features` as another object with the same batch, such as its copy on a device."""
         copies = _features_by_collection(dict(self._features), features)
         for (_, prefetched), name in zip(self._entries, self._features, strict=True):
             if name in copies:
@@ -202,7 +202,7 @@ def _sharded_collections(collections: Mapping[str, Collection]) -> list[ShardedC
 
 
 def _limited_to_all_ranks(batches: Iterable[T], collections: Mapping[str, Collection]) -> Iterator[T]:
-    """Yields batches as long as every rank has one; before each batch, all ranks exchange whether they do."""
+    """Yields batches as long as every rank has one; before each batch, ranks exchange whether they have one."""
     sharded = _sharded_collections(collections)
     if not sharded:
         yield from batches

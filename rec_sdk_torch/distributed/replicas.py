@@ -72,7 +72,7 @@ class Route:
 class Replicas:
     """The replicated tables of a collection, and the additional exchanges that they require from this rank.
 
-    Without replication, this rank would send ids of such a table only to itself, because it owns all rows.
+    Without these exchanges, this rank would send ids of such a table only to itself, because it owns all of its rows.
 
     Attributes:
         any: whether there are replicated tables.

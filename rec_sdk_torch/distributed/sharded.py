@@ -296,7 +296,7 @@ class ShardedCollection(
 
     @property
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The fused optimizer of this rank's rows, with the interface of the unsharded collection's."""
+        """The fused optimizer of this rank's rows, with the same interface as for an unsharded collection."""
         return self.local_shard.fused_optimizer
 
     def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:

@@ -22,9 +22,9 @@ from .local_shard import LocalShard
 from .replicas import Route
 
 FAILED, TRAINING, ENDED = 1, 2, 4
-"""Status bits that a rank sends with its batch: it failed, it trains, the rank has no more data."""
+"""Status bits that a rank sends with its batch: the batch failed, the rank trains, the rank has no more data."""
 HEADER = 4
-"""Numbers at the head of a count message: the collection, the batch, the status bits, the settings' checksum."""
+"""Count of the first integers of a count message: collection, batch, status bits, and checksum of the settings."""
 
 
 class RanksEndedError(Exception):
@@ -174,13 +174,13 @@ class ShardedBatch(Multistreamable):
     # ---- prefetched batches
 
     def add_source(self, features: KeyedJaggedTensor, values: torch.Tensor | None = None) -> None:
-        """Registers `features` as the same batch in another tensor, for example a copy on a device."""
+        """Registers `features` as another object with the same batch, such as its copy on a device."""
         self._sources.append(features)
 
     def matches(self, features: KeyedJaggedTensor) -> bool:
         """Returns whether `features` is one of the registered objects of this batch.
 
-        Objects are compared by identity and not by their ids, because all ranks must get the same result.
+        Objects are compared by identity. Comparing ids could give different results on different ranks.
         """
         return any(features is source for source in self._sources)
 

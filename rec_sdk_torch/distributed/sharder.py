@@ -180,7 +180,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
         return device
 
     def _make_collection(self, module: Any, device: torch.device) -> CachedCollection:
-        """Returns an unsharded collection with the tables of `module`, for `device`."""
+        """Returns an unsharded collection with the tables of `module`, to be sharded onto `device`."""
         collection: CachedCollection = module
         return collection
 

@@ -66,7 +66,7 @@ class HashEmbeddingBagCollectionSharder(TableSharder):
 def get_default_hybrid_sharders(
     host_env: ShardingEnv | None = None, *, local_size: LocalSize = None
 ) -> list[ModuleSharder[Any]]:
-    """Returns sharders for all collections of this package and of TorchRec, whose tables can then be on NPUs too.
+    """Returns sharders for collections of this package and of TorchRec; with them, TorchRec's tables can be on NPUs.
 
     Args:
         host_env: sharding environment whose process group exchanges ids in host memory; None creates a gloo group.

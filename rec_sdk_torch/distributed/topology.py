@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import torch.distributed as dist
 
 LocalSize: TypeAlias = int | Literal["auto"] | None
-"""Number of ranks on a machine; "auto" reads torchrun's variables; None treats all ranks alike."""
+"""Number of ranks on a machine; "auto" reads torchrun's environment variables; None exchanges in one level."""
 
 _VARIABLES = ("LOCAL_WORLD_SIZE", "LOCAL_RANK")
 """Environment variables that torchrun sets for each rank."""

@@ -19,7 +19,7 @@ from ..operators.segments import hot_segments
 Tensors = Mapping[str, torch.Tensor]
 
 BAG = 8
-"""Lookups of a bag."""
+"""Number of lookups per bag."""
 
 _MAX_GRADIENT = 1.5
 

@@ -16,11 +16,11 @@ from .files import NewFile
 
 Bytes = npt.NDArray[np.uint8]
 WRITE_BYTES = 2 << 20
-"""Size of a buffer, and of the system call that writes it."""
+"""Size of a buffer in bytes; one system call writes a whole buffer."""
 _SYNC_BYTES = 64 << 20
-"""Bytes after which fsync starts in the background, so that the last fsync has little to do."""
+"""Number of unsynced bytes after which fsync starts in the background, so that the last fsync has little to do."""
 _MAX_QUEUED_BUFFERS = 3
-"""Full buffers that may be queued; with more, `take_buffer` blocks."""
+"""Maximum number of full buffers in the queue; if there are more, `take_buffer` blocks."""
 
 
 class FileWriter:

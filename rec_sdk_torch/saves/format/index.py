@@ -19,9 +19,9 @@ from .manifest import REMOVED, ROWS, WEIGHT, Manifest, SavedTable
 from .validation import Int64Array, isin_sorted, open_file
 
 _CHUNK_IDS = 1 << 18
-"""Ids in memory at a time."""
+"""Number of ids in memory at a time."""
 _ROWS = 1 << 14
-"""Rows in memory at a time while they are compared."""
+"""Number of rows in memory at a time while they are compared."""
 _REMOVE = "remove it to have it rebuilt"
 _WINDOW = 1 << 24
 """Index entries in memory at a time, 16 bytes each. A larger index reads all ids once per window. C++ readers use the

@@ -323,7 +323,7 @@ class Manifest:
 
     @cached_property
     def packs(self) -> dict[str, Pack]:
-        """The open packs of the save, by path; they are closed when this object is deleted."""
+        """The open packs of the save, by path; they are closed when the manifest object is deleted."""
         return {}
 
     @cached_property
@@ -380,7 +380,7 @@ _FEATURES: tuple[tuple[int, str, Callable[[Manifest], bool]], ...] = (
 """Each later version of the format: number, feature in words, and a test that a manifest uses the feature."""
 
 _KEY_AFTER_CHECKSUM = b'\n "created": '
-"""The key after the checksum. Only `base` precedes it, whose digits cannot contain this text."""
+"""The key that follows the checksum. Only `base` precedes the checksum, and its digits cannot contain this text."""
 _CHECKSUM = re.compile(rb'\n "checksum": ([0-9]+),(?=' + re.escape(_KEY_AFTER_CHECKSUM) + b")")
 
 

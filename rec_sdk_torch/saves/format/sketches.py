@@ -29,10 +29,11 @@ def serialize_sketch(owner: TableOwner, table: str, state: torch.Tensor) -> torc
 
 
 def relevant_sketches(owner: TableOwner, table: str, saved: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Selects the saved states to restore a table's sketch from; its counts must be at least as high as theirs.
+    """Selects the saved states from which a table's sketch is restored.
 
-    If one state was counted for exactly the ids that this rank owns, only this state is returned. Otherwise all are
-    returned, because each id of this rank was counted in one of them.
+    Restored counts must not be less than the counts in these states. If one state was counted for exactly the ids that
+    this rank owns, only this state is returned. Otherwise all are returned, because each id of this rank was counted in
+    one of them.
 
     Args:
         owner: module that holds the table.

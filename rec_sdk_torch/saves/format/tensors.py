@@ -39,18 +39,18 @@ DTYPES = {name: dtype for name, (dtype, _) in _TYPES.items()}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _NUMPY = dict(_TYPES.values())
 HEADER = "header"
-"""Key of the header's checksum, beside the tensors' names."""
+"""Key of the header's checksum; the other checksums have the names of tensors as keys."""
 _CHUNK_BYTES = 1 << 20
 """Bytes in memory at a time while a file is verified."""
 _READERS = 4
-"""Threads that verify a large file, a tensor each."""
+"""Number of threads that verify a large file; each verifies one tensor at a time."""
 _ONE_READER = 4 << 20
 """Files up to this size are verified by the calling thread: starting threads takes longer."""
 _MAX_HEADER_BYTES = 1 << 20
 _FIRST_BYTES = 1 << 10
 """Bytes of the first read from a file, which contain most headers."""
 _ALIGNMENT = 64
-"""Offset of the first tensor is a multiple of this, so that mapped tensors are aligned to cache lines."""
+"""The offset of the first tensor is a multiple of this number, so that mapped tensors are aligned to cache lines."""
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,9 @@ OwnedFilter: TypeAlias = Callable[[Int64Array], "np.ndarray | slice"]
 _COUNTS = ("count", "last_use", "clicks")
 """Columns of integers from 0 to 2^32 - 1."""
 _VALUE_BOUNDS = {(CACHED, "heats"): (0, np.inf), (EVICTED, "reason"): (min(EvictReason), max(EvictReason) + 1)}
-"""Bounds of other tensors, by role and name: the smallest value, and the first value above the range."""
+"""Bounds of other tensors, by role and name: the smallest allowed value, and the exclusive upper bound."""
 _CHUNK_ROWS = 1 << 20
-"""Values in memory at a time while they are checked."""
+"""Number of values in memory at a time while they are checked."""
 _CONTRADICTIONS = {
     CANDIDATES: "is a row and also a candidate for admission",
     WINDOW: "has gradients but no row",

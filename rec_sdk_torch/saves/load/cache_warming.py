@@ -33,7 +33,7 @@ def warm_by_counts(owners: Sequence[TableOwner]) -> None:
 
 
 def _hottest_ids(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
-    """Returns this rank's ids that any rank had cached, and their heats (priorities in the cache), hottest first."""
+    """Returns this rank's ids that any rank had cached, and their heats (decayed use counts), hottest first."""
     ids, heats, positions = [np.empty(0, np.int64)], [np.empty(0, np.float16)], [np.empty(0)]
     folder, manifest, table = match.table_chain.saves[-1]
     files = manifest.files_of(table.key, CACHED)
@@ -54,7 +54,7 @@ def _hottest_ids(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
 
 
 def _warm_by_counts(view: TableView) -> None:
-    """Fills the cache with the rows of highest score, count, last use or timestamp, whichever column exists first."""
+    """Fills the cache with the highest rows by score, count, last use or timestamp: the first column that exists."""
     if view.config.lifecycle is None:
         return
     lifecycle = view.config.lifecycle

@@ -44,7 +44,7 @@ class TableMatch:
         saved: the saved table's entry in the last save.
         parts: names of the parts of a row that are loaded.
         same_optimizer: whether the saved optimizer states fit the table's optimizer, or neither table has an optimizer.
-        id_limit: number of rows of an index table that is smaller than the saved one; greater ids are ignored. None
+        id_limit: number of rows of the model's index table if the saved table is larger; other ids are ignored. None
             otherwise.
     """
 

@@ -27,7 +27,7 @@ class BaseSave:
         versions: version of each group of tables at the time of the save.
         groups: groups of tables of the embedding at the time of the save.
         evicted: by table, a serial number greater than the serials of all evicted rows of this rank in the save. A
-            table is missing if the save may have its evicted rows in another order.
+            table is missing if its evicted rows may have another order in the save.
     """
 
     location: SaveLocation

@@ -18,17 +18,17 @@ from ..format.tensors import TensorLayout, TensorSpec, TensorWriter
 MAX_FILE_BYTES = 1 << 30
 """Largest size of a file of rows, and of a pack."""
 MAX_PACKED_BYTES = 64 << 20
-"""Largest size of a file in a pack. For larger files, opening a file of their own takes little time beside writing."""
+"""Largest size of a file in a pack. Opening a separate file for a larger one is quick compared with writing it."""
 
 CACHED_SPECS = (TensorSpec("ids", torch.int64, (0,)), TensorSpec("heats", torch.float16, (0,)))
-"""Tensors of the file that lists cached rows, with 0 rows: 10 bytes per row."""
+"""Specs of the tensors in the file that lists cached rows, with a row count of 0; a row takes 10 bytes."""
 
 Chunk = Mapping[str, torch.Tensor]
 """Some rows of each tensor of a file, by tensor name."""
 
 
 def cached_rows_chunk(cached: CachedRows) -> Chunk:
-    """Returns the contents of the file that lists cached rows, hottest first: ids and heats (cache priorities)."""
+    """Returns the contents of the file that lists cached rows, hottest first: ids and heats (decayed use counts)."""
     ids, heats = cached.by_heat()
     max_heat = torch.finfo(torch.float16).max
     return {"ids": torch.from_numpy(ids), "heats": torch.from_numpy(heats.clip(0, max_heat)).half()}
@@ -108,7 +108,7 @@ class RankFiles:
             raise ValueError(f"table {table!r}: more than its {count} rows")
 
     def write_removed(self, table: str, layer: int, ids: torch.Tensor) -> None:
-        """Writes the ids that were removed from a table since the previous save, int64 `[n]`."""
+        """Writes the ids, int64 `[n]`, that were removed from a table since the previous save."""
         spec = TensorSpec("ids", torch.int64, (0,))
         name = f"layer-{layer}/removed.safetensors"
         self._write(REMOVED, table, layer, name, [spec], len(ids), {"ids": ids}, iter(()))

@@ -20,7 +20,7 @@ from ..format.validation import TableChain, open_file, table_chain
 from ..load.save_reader import verify_files, verify_tables
 
 _CHUNK_ROWS = 1 << 16
-"""Rows in memory at a time, for safetensors."""
+"""Number of rows in memory at a time when safetensors files are written."""
 
 
 Opener = Callable[[], TensorReader]

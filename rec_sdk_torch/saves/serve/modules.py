@@ -20,7 +20,9 @@ from .id_map import IdMap
 
 
 class ExportedCollection(torch.nn.Module):
-    """An id map and a collection of TorchRec; inputs and outputs are as in the exported collection in evaluation.
+    """Module that maps the ids of a batch to row numbers and looks these up in a collection of TorchRec.
+
+    Inputs and outputs have the form that the exported collection uses in evaluation mode.
 
     Attributes:
         id_map: maps ids to row numbers.
@@ -159,7 +161,7 @@ def _stock_config(config: BaseEmbeddingConfig, rows: int, pooled: bool) -> Any:
 def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.nn.EmbeddingBag]]:
     """Returns the id map, and each table as torch's `EmbeddingBag` `[n + 1, D]`, for programs without TorchRec.
 
-    The last row is zeros, for unknown ids. It is missing if the table's ids are row numbers.
+    The last row consists of zeros, for unknown ids. It is missing if the table's ids are row numbers.
 
     Args:
         source: a collection of pooled tables that is not sharded.
@@ -192,7 +194,7 @@ def to_embedding_bags(source: CachedCollection) -> tuple[IdMap, dict[str, torch.
 
 
 _WIDTHS = {torch.qint8: 2, torch.quint4x2: 4}
-"""D must be a multiple of these: fbgemm's quantized rows consist of whole 16-bit words."""
+"""By dtype, a number of which D must be a multiple: fbgemm's quantized rows consist of whole 16-bit words."""
 
 
 def quantized(exported: ExportedCollection, dtype: torch.dtype = torch.qint8) -> ExportedCollection:

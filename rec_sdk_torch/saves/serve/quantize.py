@@ -24,7 +24,7 @@ from ..load.save_reader import verify_files
 from ..save.rank_writer import Chunk, RankFiles
 
 _CHUNK_ROWS = 1 << 14
-"""Rows in memory at a time."""
+"""Number of rows in memory at a time."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class QuantizedTableStats:
     Attributes:
         key: key of the table.
         rows: number of written rows in all saves of the chain.
-        bytes: size of their quantized weights in bytes.
+        bytes: size of the quantized weights of these rows, in bytes.
         max_error: largest absolute error of a weight.
         relative_error: 2-norm of all errors divided by the 2-norm of all weights; 0 if all weights are 0.
     """

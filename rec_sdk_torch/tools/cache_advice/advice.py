@@ -12,7 +12,7 @@ from .simulation import Counts, Simulation
 from .traces import TableTrace
 
 STEPS = 12
-"""Number of sizes that are simulated by default."""
+"""Number of cache sizes that are simulated by default."""
 
 Progress: TypeAlias = Callable[[Sequence[tuple[str, int]]], Iterable[tuple[str, int]]]
 """Function that iterates over a sequence and may show the progress."""
@@ -29,7 +29,7 @@ class Table:
         largest: largest number of distinct ids in one batch.
         record_bytes: bytes of a row in the cache.
         sizes: simulated cache sizes in rows, ascending.
-        counts: counts of each simulated run, by policy; one for each of `sizes`.
+        counts: by policy, the counts of the simulated runs, one for each of `sizes`.
     """
 
     name: str
@@ -117,7 +117,10 @@ def _sizes_by_misses(tables: Sequence[Table], policy: str, misses: float) -> dic
 
 
 def _sizes_by_memory(tables: Sequence[Table], policy: str, memory: int, bandwidth: Bandwidth) -> dict[str, int]:
-    """Chooses sizes greedily: from the smallest ones, repeats the step that saves most time per byte and fits."""
+    """Chooses sizes that fit into `memory` bytes, greedily.
+
+    Starts with the smallest sizes, and repeatedly takes the step to a larger size that saves most time per byte.
+    """
     chosen = {table.name: 0 for table in tables}
     free = memory - sum(table.sizes[0] * table.record_bytes for table in tables)
     while True:
