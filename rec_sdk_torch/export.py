@@ -1,4 +1,4 @@
-"""Exports of tables to the modules and file formats of other libraries, without or with quantization."""
+"""Exports tables to modules and file formats of other libraries, optionally quantized."""
 
 from .saves.serve.arrays import to_arrays, to_safetensors
 from .saves.serve.id_map import IdMap

@@ -1,4 +1,4 @@
-"""The operators of the package, such as `ops.lookup_sequence(...)`, and functions around them."""
+"""The operators of the package, such as `ops.lookup_sequence(...)`, and helper functions for calling them."""
 
 from .operators.calls import call_once, ops
 from .operators.schemas import coefficient_names, cpu_isa, parallel_runner, select_cpu_isa

@@ -1,4 +1,4 @@
-"""The record of a row in Python: typed views of weight and states in a buffer of records."""
+"""Layout of a row's record: gives typed views of the weights and states in a buffer of records."""
 
 from .operators.record import RecordLayout
 

@@ -242,7 +242,7 @@ class Exchange:
         """Checks that `settings` are the same on all ranks (collective).
 
         Raises:
-            ValueError: they differ.
+            ValueError: the settings differ.
         """
         self.finish_check(self.start_check(False, activity, settings=settings))
 

@@ -19,8 +19,8 @@ Rest = Callable[[Mapping[str, Any], Mapping[str, Any]], None]
 def state_dict_gather(src: Mapping[str, Any], dst: Mapping[str, Any]) -> None:
     """Fills `dst` on rank 0 with the rows in the `src` of all ranks (collective).
 
-    Row i of a weight `[n, D]` in `dst` is the row of id i in the sharded table. Rows of `dst`
-    whose id no rank has are filled with zeros, with a warning. Keys without ids are gathered by TorchRec.
+    Row i of a weight `[n, D]` in `dst` is the row of id i in the sharded table. Rows of `dst` whose
+    id no rank has are filled with zeros, with a warning. Keys without ids are gathered by TorchRec.
 
     Args:
         src: state dict of this rank, of a sharded model or converted by TorchRec's `state_dict_to_device`.

@@ -25,7 +25,7 @@ from .all_to_all import FlatAllToAll, Relayed, Work
 
 @dataclass(eq=False)
 class HierarchicalGroups:
-    """The two process groups of this rank for one use (ids or rows), and the exchanges that are between both levels.
+    """The two process groups of this rank for one use (ids or rows), and the exchanges that await their second level.
 
     Attributes:
         size: L, the number of ranks on a machine.

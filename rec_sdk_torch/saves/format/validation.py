@@ -54,7 +54,7 @@ _CONTRADICTIONS = {
 
 @dataclass(frozen=True)
 class _ExpectedTensor:
-    """A tensor that each file of some role must have.
+    """A tensor that is expected in every file of one role.
 
     Attributes:
         dtypes: allowed data types.

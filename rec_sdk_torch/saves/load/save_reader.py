@@ -122,7 +122,7 @@ def verify_tables(chain: Chain) -> None:
 
 
 def match_tables(owners: Sequence[TableOwner], chain: Chain) -> list[TableMatch]:
-    """Finds the tables of a model in a chain of saves by module and name, or by name alone if it is unambiguous.
+    """Finds the tables of a model in a chain of saves by module and name, or by name alone if it is unique.
 
     Raises:
         CheckpointError: the save lacks a table, or has rows that the model's table cannot hold.

@@ -124,7 +124,7 @@ class TableReader:
     # ---- following new saves
 
     def refresh(self) -> bool:
-        """Opens the latest save if it is newer than the open one; returns whether it was.
+        """Opens the latest save unless it is open already; returns whether it was opened.
 
         Until the new save is open, other threads look up rows in the previous one.
 
@@ -140,7 +140,7 @@ class TableReader:
             return True
 
     def _follow(self, last_problem: str) -> str:
-        """Refreshes; returns the text of an error or "". Warns of an error whose text is not `last_problem`."""
+        """Calls `refresh`; returns an error's text, or "". Issues a warning if the text differs from `last_problem`."""
         try:
             self.refresh()
         except (CheckpointError, OSError) as error:
