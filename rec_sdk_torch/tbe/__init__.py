@@ -1,4 +1,4 @@
-"""Table-batched embeddings: many tables in one call. Requires torch only; the collections for TorchRec build on it.
+"""Table-batched embeddings: many tables in one call. They require only torch; the TorchRec collections build on them.
 
 Other packages import only the names of `__init__.pyi`, each of which is loaded at its first use.
 """

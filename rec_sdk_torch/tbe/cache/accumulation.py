@@ -26,14 +26,14 @@ weights do not round stochastically."""
 
 
 def count_backward_passes(windows: Mapping[int, int], lengths: Iterable[int]) -> dict[int, int]:
-    """Returns the backward passes of each open window, including the current one.
+    """Counts the backward passes of each accumulation window, including the current backward pass.
 
     Args:
-        windows: backward passes so far, by window length.
+        windows: number of earlier backward passes in each window, by window length.
         lengths: the window lengths of all groups.
 
     Returns:
-        The count of each length; a window ends when its count reaches its length.
+        The count for each window length; a window ends when its count reaches its length.
     """
     return {length: windows.get(length, 0) + 1 for length in set(lengths)}
 
@@ -42,7 +42,7 @@ class AccumulationBuffer:
     """Accumulated gradients of one group: on the device for rows in the cache, in the engine for all other rows.
 
     Attributes:
-        sums: float32 `[slots, 2 * D]`, sum and rounding compensation of each row; zeros for rows without a gradient.
+        sums: float32 `[slots, 2 * D]`, sum and rounding compensation of the row in each slot; zeros without a gradient.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AccumulationBuffer:
 
         Args:
             engine: the group's engine.
-            slots: rows of the cache.
+            slots: number of slots of the cache.
             dim: D.
             transfers: copies to and from the device.
             chunk: maximum number of rows that are copied to the device at once.
@@ -65,7 +65,7 @@ class AccumulationBuffer:
         self.sums = torch.zeros((slots, 2 * dim), dtype=torch.float32, device=transfers.device)
 
     def replace_engine(self, engine: _engine.Engine) -> None:
-        """Replaces the engine, which holds the sums of rows outside the cache."""
+        """Replaces the engine, which stores the sums of rows outside the cache."""
         self._engine = engine
 
     def is_open(self) -> bool:
@@ -80,7 +80,7 @@ class AccumulationBuffer:
         segments: Segments,
         journal: UpdateJournal,
     ) -> None:
-        """Adds the gradients of a backward pass to the sums of `unique_slots`, which are slots of the plan's rows."""
+        """Adds the gradients of a backward pass to the sums of `unique_slots`, all or some of the plan's slots."""
         if journal.has((self, "add")):
             return
         all_rows = unique_slots is plan.arrays.unique_slots
@@ -109,7 +109,7 @@ class AccumulationBuffer:
         self._engine.close_window()
 
     def _ids(self, tables: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Returns the ids of the rows with sums in the cache, and outside it. `tables`: table offsets in the cache."""
+        """Returns the ids of cached and of uncached rows that have sums. `tables`: table offsets of the cached rows."""
         if not self._tables_with_ids:
             return None, None
         ids_of_tables = [self._engine.saves.window_ids(table) for table in range(self._tables_with_ids)]
@@ -131,7 +131,7 @@ class AccumulationBuffer:
         update: UpdateFromSums,
         journal: UpdateJournal,
     ) -> None:
-        """Updates rows `begin` to `end` of the rows outside the cache; only the last call changes anything."""
+        """Updates rows `begin` to `end` of the uncached rows; only the last call stores anything."""
         count = end - begin
         records = self._transfers.staging(count, record_bytes)
         sums = self._transfers.staging(count, self.sums.shape[1], torch.float32)

@@ -40,9 +40,9 @@ def _to_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def padded_offset_indices(sizes: torch.Tensor) -> torch.Tensor:
-    """Returns indices that pad the offsets of features with different batch sizes to one batch size.
+    """Returns indices into offsets that pad features of different batch sizes to one batch size.
 
-    `offsets[indices]` has empty bags behind the bags of each feature, up to the largest batch size.
+    In `offsets[indices]`, empty bags follow the bags of each feature, up to the largest batch size.
 
     Args:
         sizes: the batch size of each feature, int64 `[F]`; not empty.
@@ -63,14 +63,14 @@ class Batch:
         values: int32 or int64 `[n]`.
         offsets: int32 or int64 `[K * B + 1]`; bag (k, b) is `values[offsets[k * B + b] : offsets[k * B + b + 1]]`.
         batch_size: B.
-        feature_keys: int64 `[F]`, for each feature of the embedding the key it reads.
-        weights: float32 `[n]`, the per-sample weights, contiguous on the compute device; or None.
+        feature_keys: int64 `[F]`, the key that each feature of the embedding reads.
+        weights: float32 `[n]`, the per-sample weights, contiguous on the compute device; None: there are none.
         copied: whether the ids were copied from a device to the host for planning.
-        weighted: whether there are per-sample weights, or will be when the batch is looked up.
+        weighted: whether the batch has per-sample weights, or will get them for its lookup.
         joined: whether the rows of all features of a sequence group form one output with one gradient.
         signals: shows, clicks and timestamps of the lookups.
-        parent: the batch that these lookups were selected from; None for a batch of the caller.
-        kept_lookups: int64 `[n]`, the indices of these lookups in `parent`, in the order of the features; None: all.
+        parent: the batch that these lookups were selected from; None: the caller passed this batch.
+        kept_lookups: int64 `[n]`, indices of these lookups in `parent`, in the order of the features; None: all.
     """
 
     values: IntArray
@@ -97,7 +97,7 @@ class Batch:
         joined: bool = False,
         signals: IdSignals | None = None,
     ) -> Batch:
-        """Creates a batch of tensors; ids and offsets on a device are copied to the host.
+        """Creates a batch from tensors; ids and offsets on a device are copied to the host.
 
         Args:
             values: ids, int32 or int64 `[n]`.
@@ -105,8 +105,8 @@ class Batch:
             batch_size: B.
             feature_keys: int64 `[F]`, the key that each feature reads.
             weights: per-sample weights, `[n]`.
-            weighted: whether the batch will be looked up with weights; None: whether `weights` are passed.
-            joined: see the attribute.
+            weighted: whether the lookup will have weights; None: it will if `weights` are passed.
+            joined: see the attribute `joined`.
             signals: shows, clicks and timestamps of the lookups.
 
         Raises:
@@ -129,7 +129,7 @@ class Batch:
         return cls(ids, bags, batch_size, feature_keys, weights, not values.is_cpu, weighted, joined, arrays)
 
     def same_plan(self, other: Batch) -> bool:
-        """Returns whether a plan of this batch can be used for `other`: all that the planner reads is equal."""
+        """Returns whether a plan of this batch can be used for `other`: everything that the planner reads is equal."""
         if (self.batch_size, self.weighted, self.joined) != (other.batch_size, other.weighted, other.joined):
             return False
         if self.signals is not other.signals and not self.signals.same(other.signals):
@@ -154,7 +154,7 @@ class Batch:
         return self.parent or self
 
     def select(self, mask: npt.NDArray[np.bool_]) -> Batch:
-        """Returns a batch of the masked lookups, feature by feature; the batch itself if all are masked.
+        """Returns a batch of the lookups whose `mask` is True, feature by feature; the batch itself if all are True.
 
         Args:
             mask: bool `[n]`, over the lookups in the order of the features. The batch must be well formed.
@@ -181,7 +181,7 @@ class Batch:
 
     @cached_property
     def _starts(self) -> Int64Array:
-        # A slice, which never raises: the planner reports offsets of a wrong length with a better message.
+        # A slice never raises an error: the planner reports offsets of a wrong length with a better message.
         borders = self.offsets[:: self.batch_size] if self.batch_size else np.zeros(1, self.offsets.dtype)
         return borders.astype(np.int64)
 
@@ -205,7 +205,7 @@ class Batch:
         keys = self.feature_keys[features]
         lengths = self.lookup_counts(features)
         if self._starts[0] or self._starts[-1] != len(self.values) or (np.diff(self._starts) < 0).any():
-            return None  # these offsets are invalid, which the planner reports
+            return None  # the offsets are invalid; the planner reports the error
         starts = self._starts[keys]
         before = np.cumsum(lengths) - lengths
         if np.array_equal(starts, before) and lengths.sum() == len(self.values):

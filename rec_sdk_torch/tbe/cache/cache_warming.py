@@ -12,7 +12,7 @@ from .batch import Int64Array
 from .device_cache import Group
 
 Heats = npt.NDArray[np.float32]
-"""Decayed number of batches that used each row, float32 `[n]`; 0 if the cache policy does not count."""
+"""Decayed number of batches that used each row, float32 `[n]`; 0 if the cache policy does not count batches."""
 
 LATEST = 1.0
 """The heat of a row that only the latest batch used."""
@@ -33,8 +33,9 @@ class CachedRows:
     last_batches: npt.NDArray[np.uint32]
 
     def by_heat(self) -> tuple[Int64Array, Heats]:
-        """Returns ids and heats, hottest first: the order in which the cache policy would keep them."""
-        order = np.lexsort((self.last_batches, self.heats))[::-1]  # of equal rows the lower slot is evicted first
+        """Returns ids and heats, hottest first: the cache policy would evict the last ones first."""
+        # Rows of equal heat and last batch stay in descending order of slots: the lower slot is evicted first.
+        order = np.lexsort((self.last_batches, self.heats))[::-1]
         return self.ids[order], self.heats[order]
 
 
@@ -53,13 +54,13 @@ def warm_rows(group: Group, table: int, ids: Int64Array, heats: Heats) -> int:
         group: the group of the table.
         table: its index in the group.
         ids: hottest first; repeated ids are ignored.
-        heats: of the ids.
+        heats: the heat of each id.
 
     Returns:
         The number of rows that were copied.
 
     Raises:
-        IndexError: an id is out of range of an index table.
+        IndexError: an id is outside an index table.
         RuntimeError: batches are in flight.
     """
     indices, rows, slots = group.engine.tables.choose_warm(table, ids)

@@ -1,4 +1,4 @@
-"""The group: tables that share a record layout, and so one engine, one device cache and one plan per batch."""
+"""Groups of tables that share a record layout, and therefore an engine, a device cache and a plan for each batch."""
 
 from __future__ import annotations
 
@@ -40,29 +40,30 @@ CHUNK_BYTES = 64 << 20
 class Group:
     """Tables that share a record layout, an optimizer kernel and a rounding mode, with their device cache.
 
-    A training batch makes four calls: `plan`, `stage`, `lookup` and, in the backward pass, `update`. `plan` requires
+    A training batch takes four calls: `plan`, `stage`, `lookup` and, in the backward pass, `update`. `plan` requires
     the embedding's planning lock, all other calls its launch lock.
 
     Attributes:
         table_indices: the index of each table in `members`, by name.
         features: int64, the features of the embedding that look up these tables.
         accumulate_step: backward passes of an accumulation window; 1 if each backward pass updates.
-        owned_ids: by table index, functions that return ids that always have rows, seen or not: the local shard of an
-            index table, which is a hash table here.
+        owned_ids: by table index, functions that return ids that have rows even before any batch contains them: the
+            local shard of an index table, which is stored as a hash table.
         optimizers: the distinct optimizers of the members.
         engine: the row directory and host store.
-        intervals: training steps between evictions of each member's ids; 0 for none.
-        swap: moves rows between the host store and the cache.
+        intervals: training steps between evictions of each member's ids; 0: steps evict none.
+        swap: the swap, which copies rows between the host store and the cache.
         has_lifecycles: whether a table has rules that admit or evict ids.
         evicts_by_norm: whether a table evicts ids by the norm of their weights.
-        works_on_tables: whether a step may end an accumulation window, evict ids or run an optimizer pass over tables.
+        works_on_tables: whether a step may end an accumulation window, evict ids or run an optimizer's pass over whole
+            tables.
         swapping_ns: nanoseconds that lookups spent in swaps.
         warns: whether `warn` can warn at all.
         accumulation_buffer: accumulated gradients; None if each backward pass updates.
         norms: gradient norms of the last update; None if they are not computed.
-        snapshots: by table index, running saves that must see rows before they change.
-        evicted: by table index, buffers of evicted rows; tables with `keep_evicted`.
-        chunk: rows of a staging buffer when whole tables are read, written or looked up.
+        snapshots: by table index, the snapshots of running saves, which must copy rows before they change.
+        evicted: by table index, the buffers of evicted rows of tables with `keep_evicted`.
+        chunk: number of rows in a staging buffer when whole tables are read, written or looked up.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Group:
             cache_policy: the engine's name of the policy that chooses victims.
             serial: the first version number of rows.
             stores: the folder of host stores on disk; None keeps them in memory.
-            row_ids: whether plans always have the ids of their rows, `unique_ids`; else only with stochastic rounding.
+            row_ids: whether plans always have `unique_ids`, the ids of their rows; else only with stochastic rounding.
         """
         self.members = list(members)
         self.table_indices = {member.config.name: index for index, member in enumerate(self.members)}
@@ -161,13 +162,13 @@ class Group:
         """Creates an engine of the same tables without rows; version numbers continue. No batch may be in flight."""
         engine = self._make_engine(serial=self.engine.saves.next_version())
         for table in range(len(self.members)):
-            engine.saves.forget_changes(table, engine.saves.version() + 1)  # all rows are new: none counts as changed
+            engine.saves.forget_changes(table, engine.saves.version() + 1)  # all rows are new: no row counts as changed
         return engine
 
     def replace_engine(self, engine: _engine.Engine, earlier_stats: dict[int | None, dict[str, int]]) -> None:
         """Replaces the engine, and with it the rows of all tables; idempotent. The swap must be settled.
 
-        `engine` is from `fresh_engine`, and `earlier_stats` is a result of `all_stats`, so that `stats` continues.
+        `engine` is a result of `fresh_engine`. `earlier_stats`, a result of `all_stats`, is included in `stats`.
         """
         if engine is self.engine:
             return
@@ -180,7 +181,7 @@ class Group:
         self._earlier_stats, self.swap.engine, self.engine = earlier_stats, engine, engine
 
     def stats(self, table: int | None) -> dict[str, int]:
-        """Returns the counters of a table, or of all; `pinned_rows` and `evicted_waiting` count current rows."""
+        """Returns the counters of a table, or of all tables; `pinned_rows` and `evicted_waiting` count current rows."""
         counters = self.engine.tables.stats(table)
         for name, count in self._earlier_stats.get(table, {}).items():
             if name in counters:
@@ -190,11 +191,11 @@ class Group:
         return counters | {"pinned_rows": self.engine.tables.pinned(table), "evicted_waiting": evicted}
 
     def evicted_buffers(self, table: int | None) -> list[EvictedRowsBuffer]:
-        """Returns the buffers of evicted rows of one table, or of all."""
+        """Returns the buffers of evicted rows of one table or, with None, of all tables."""
         return [buffer for index, buffer in self.evicted.items() if table in (None, index)]
 
     def memory(self, table: int | None) -> dict[str, int]:
-        """Returns the bytes that the engine allocates for one table, or for all, by kind."""
+        """Returns the bytes that the engine allocates for one table or, with None, for all tables, by kind."""
         return self.engine.tables.memory(table)
 
     def version(self) -> int:
@@ -202,11 +203,11 @@ class Group:
         return self.engine.saves.version()
 
     def in_flight(self) -> int:
-        """Returns the number of batches that are planned and whose update is not launched."""
+        """Returns the number of planned batches whose update has not been launched."""
         return self.engine.in_flight()
 
     def all_stats(self) -> dict[int | None, dict[str, int]]:
-        """Returns `stats` of each table by index, and of all tables by None."""
+        """Returns the `stats` of each table under its index, and of all tables under the key None."""
         return {table: self.stats(table) for table in (None, *range(len(self.members)))}
 
     def reset_stats(self) -> None:
@@ -218,11 +219,11 @@ class Group:
     # ---- a training batch
 
     def announce(self, batch: Batch) -> _engine.Announcement:
-        """Passes a future batch to the cache policy; batches must be planned in the order of their announcement."""
+        """Passes a future batch to the cache policy; announced batches must be planned in the order of announcement."""
         return self.engine.announce(batch.values, batch.offsets, self._keys(batch), batch.batch_size)
 
     def plan(self, batch: Batch, announced: _engine.Announcement | None = None) -> Plan:
-        """Plans a training batch, `announced` or not; the plan pins the batch's rows until it is released or dropped.
+        """Plans a training batch and pins its rows until the plan is released or dropped; `announced`: from `announce`.
 
         Raises:
             CacheTooSmallError: a table's cache holds fewer rows than the batch needs.
@@ -238,7 +239,7 @@ class Group:
 
     def read_ahead(self, plan: Plan) -> None:
         """Starts to stage the misses of a plan ahead of its forward, in any thread."""
-        if self._init_fns is None:  # an init_fn draws random numbers: only forwards call it, in a fixed order
+        if self._init_fns is None:  # an init_fn draws random numbers, so only forwards call it, in a fixed order
             self.swap.read_ahead(plan)
 
     def warn(self, plan: Plan) -> None:
@@ -249,7 +250,7 @@ class Group:
             warn_of_timestamps(plan.host.rejected_timestamps)
 
     def warn_of_evictions(self) -> None:
-        """Warns of tables that lost more than half of their rows at once, and of large buffers of evicted rows."""
+        """Warns of tables in which one eviction removed over half of the rows, and of large buffers of evicted rows."""
         if self.has_lifecycles:
             warn_of_evictions(self.engine.lifecycle.take_large_evictions())
             for buffer in self.evicted.values():
@@ -274,14 +275,14 @@ class Group:
         Args:
             plan: from `plan`, staged by `stage` and started.
             weights: the per-sample weights, float32 `[n]`.
-            out: float32 `[B, total]`, to pool the rows into the group's columns of; None for a sequence.
+            out: float32 `[B, total]`, in whose columns of this group the pooled rows are stored; None for a sequence.
 
         Returns:
             float32 `[n, D]`, a row for each lookup; or `out`.
         """
         begin = time.perf_counter_ns()
         arrays = plan.arrays
-        fused = None  # a lookup in the same launch as the swap, which plans with `origins` support
+        fused = None  # for plans with `origins`: the operator that swaps and looks up in one launch
         if arrays.origins is not None:
             fused = fused_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
         with profiled("apply"):
@@ -289,7 +290,7 @@ class Group:
         self.swapping_ns += time.perf_counter_ns() - begin
         if not results:
             return self.lookup_resident(plan, weights, out)
-        with profiled("lookup"):  # the swap has launched the lookup as well
+        with profiled("lookup"):  # the swap has also launched the lookup
             if plan.upload is not None:
                 plan.upload.wait()
             rows: torch.Tensor = results[0]
@@ -298,7 +299,7 @@ class Group:
     def lookup_resident(
         self, plan: Plan, weights: torch.Tensor | None, out: torch.Tensor | None, kept: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Looks up the rows of an applied plan; see `lookup`. `kept`: rows from `copy_rows` to read, else the cache."""
+        """Looks up the rows of an applied plan in the cache, or in `kept`, a result of `copy_rows`; see `lookup`."""
         if self._transfers.pinned:
             self._transfers.follow_previous_stream()
             if plan.upload is not None:
@@ -333,7 +334,7 @@ class Group:
         return result
 
     def read_weights_grad(self, batch: Batch, rows: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """Returns the gradient of the per-sample weights of a batch that was read; `rows` are its rows, `[n, D]`."""
+        """Returns the gradient of the per-sample weights of a batch that `read` looked up; `rows`: its rows."""
         self._transfers.follow_previous_stream()
         slots = self._identity_slots(rows)
         (offsets,) = self._transfers.to_device(batch.repacked_offsets(self.features))
@@ -352,10 +353,10 @@ class Group:
         Only for a group without an accumulation buffer. May be called again after an interrupt.
 
         Args:
-            plan: of the batch.
+            plan: the plan of the batch.
             grads: the gradient of the pooled output, or one of each feature; None for a feature outside the loss.
             weights: the per-sample weights.
-            coefficients: coefficients of the next update, by `id()` of the optimizer.
+            coefficients: the coefficients of the next update, by `id()` of the optimizer.
         """
         if self._transfers.pinned:
             self._transfers.follow_previous_stream()
@@ -372,7 +373,7 @@ class Group:
     def accumulate(
         self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, journal: UpdateJournal
     ) -> None:
-        """Adds gradients to the accumulation buffer, once per journal; for the arguments see `update`."""
+        """Adds gradients to the accumulation buffer, once per journal; `update` describes the arguments."""
         assert self.accumulation_buffer is not None
         self._transfers.follow_previous_stream()
         rows = touched_rows(plan, grads, weights)
@@ -432,7 +433,7 @@ class Group:
         self.norms = UpdateNorms() if on else None
 
     def set_evict_step_interval(self, steps: int | None) -> None:
-        """Sets the number of steps between evictions for all tables; None restores the numbers of their configs."""
+        """Sets the number of steps between evictions for all tables; None restores each table's configured number."""
         lifecycles = [member.config.lifecycle for member in self.members]
         configured = [0 if lifecycle is None else lifecycle.every for lifecycle in lifecycles]
         self.intervals = configured if steps is None else [steps] * len(lifecycles)
@@ -444,13 +445,13 @@ class Group:
         self.engine.lifecycle.freeze(self._frozen)
 
     def evicts_at_step_end(self) -> bool:
-        """Returns whether the end of the current step evicts ids; no plan may be made until then."""
+        """Returns whether the end of the current step evicts ids; if so, no plan may be made before it."""
         return self.has_lifecycles and self.engine.lifecycle.evicts(self.intervals)
 
     # ---- reading
 
     def read(self, batch: Batch, weights: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
-        """Looks up a batch without changing the tables or the cache; unknown ids read their initial weight.
+        """Looks up a batch without changing the tables or the cache; an unknown id reads its initial weight.
 
         Rows outside the cache are copied to a temporary cache, chunk by chunk, so a batch of any size can be read. No
         plan may be made meanwhile. For arguments and result see `lookup`.
@@ -495,7 +496,7 @@ class Group:
     # ---- records
 
     def gather(self, slots: np.ndarray) -> torch.Tensor:
-        """Copies records from the cache to the host, uint8 `[n, bytes]`."""
+        """Copies the records in `slots` of the cache to the host; returns uint8 `[n, bytes]`."""
         self._transfers.follow_previous_stream()
         records: torch.Tensor = ops.gather_rows(self.swap.cache, *self._transfers.to_device(slots)).cpu()
         return records

@@ -13,12 +13,12 @@ import torch
 from ...runtime.warn import PerformanceWarning, warn
 
 WARN_BYTES = 1 << 30
-"""Size of a table's buffer of evicted rows from which it warns."""
+"""Size in bytes of a table's buffer of evicted rows, from which on the buffer warns."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvictedRows:
-    """Evicted or removed rows of a table, with their values at that time.
+    """Evicted or removed rows of a table, with the values that they had when they were evicted or removed.
 
     An id that was evicted several times has several rows.
 
@@ -60,7 +60,7 @@ class EvictedRows:
         return EvictedRows(self.ids[selection], self.weight[selection], states, columns, self.reason[selection])
 
     def latest(self) -> EvictedRows:
-        """Returns the last row of each id, in the order of eviction."""
+        """Returns the row of each id that was evicted last, in the order of eviction."""
         ids = self.ids.detach().cpu().flip(0).numpy()
         distinct, last = np.unique(ids, return_index=True)
         if len(distinct) == len(ids):
@@ -72,7 +72,7 @@ class EvictedRows:
         return {"ids": self.ids, "weight": self.weight, **self.states, **self.columns, "reason": self.reason}
 
     def length_problem(self) -> str | None:
-        """Returns a message that names tensors of another length than `ids`; None if there are none."""
+        """Returns a message that names the tensors whose length differs from `ids`; None if all lengths are equal."""
         shapes = {name: tuple(getattr(part, "shape", ())) for name, part in self._parts.items()}
         wrong = {name: shape for name, shape in shapes.items() if shape[:1] != (len(self),)}
         return f"{wrong} are not of {len(self)} rows, as the ids are" if wrong else None
@@ -85,7 +85,7 @@ class EvictedRows:
 
 @dataclass(frozen=True, eq=False)
 class RowSchema:
-    """The current parts of a table's rows, to convert rows that were evicted under other settings.
+    """The parts that a table's rows have now; rows that were evicted under other settings are converted to them.
 
     Attributes:
         weight: `[0, D]`, an empty tensor in the table's data type.
@@ -105,13 +105,13 @@ class RowSchema:
         return EvictedRows(ids, self.weight, states, columns, ids.to(torch.uint8))
 
     def fit(self, rows: EvictedRows) -> EvictedRows:
-        """Returns `rows` with these states and columns; missing ones get the values of a new row."""
+        """Returns `rows` with the schema's states and columns; missing ones get the values of a new row."""
         states = _conform(rows.states, self.states, len(rows))
         columns = _conform(rows.columns, self.columns, len(rows))
         return EvictedRows(rows.ids, rows.weight.to(self.weight.dtype), states, columns, rows.reason)
 
     def concatenate(self, chunks: Sequence[EvictedRows]) -> EvictedRows:
-        """Returns copies of all rows in one object; copies, since a save may still write the chunks."""
+        """Returns copies of all rows in one object; the chunks stay unchanged, since a save may still write them."""
         fitted = [self.fit(chunk) for chunk in chunks] or [self.empty()]
         return EvictedRows(
             torch.cat([chunk.ids for chunk in fitted]),
@@ -133,7 +133,7 @@ def _conform(
 
 
 next_serial = itertools.count().__next__
-"""Returns a serial number, larger than all earlier ones."""
+"""Returns a serial number that is larger than all earlier serial numbers."""
 
 
 class EvictedChunk(NamedTuple):

@@ -1,4 +1,4 @@
-"""Eviction and removal of ids; running saves and `take_evicted` get the rows as they were before."""
+"""Eviction and removal of ids. Running saves and `take_evicted` receive the rows as they were before."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .update_journal import Call, UpdateJournal
 
 
 def end_step(group: Group, journal: UpdateJournal) -> None:
-    """Ends a training step, after its plans are released, and evicts ids where an interval has ended.
+    """Ends a training step whose plans are released, and evicts ids of tables whose eviction interval has ended.
 
-    After an interrupt it must be called again with the same journal.
+    After an interrupt, the function must be called again with the same journal.
     """
     if not group.has_lifecycles:
         return
@@ -33,7 +33,7 @@ def end_step(group: Group, journal: UpdateJournal) -> None:
         group.swap.settle()
         for table in group.snapshots.keys() | group.evicted.keys():
             calls += _prepare_eviction(group, table, *group.engine.lifecycle.evictable_ids(table, group.intervals))
-    # All calls are one call of C: an interrupt cannot separate the eviction from keeping its rows.
+    # One C call makes all calls: an interrupt cannot come between the eviction and keeping its rows.
     journal.run((group, "end"), list, starmap(operator.call, calls))
 
 
@@ -64,20 +64,20 @@ def remove(group: Group, table: int, ids: Int64Array) -> int:
 
 
 def _prepare_eviction(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
-    """Prepares the eviction of `ids` for `reasons`, uint8 `[n]`; returns calls to make right after it."""
+    """Prepares the eviction of `ids` for `reasons`, uint8 `[n]`; returns calls to make right after the eviction."""
     group.before_change(table, ids)
     return _calls_to_keep_rows(group, table, ids, reasons) if table in group.evicted else []
 
 
 def _calls_to_keep_rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -> list[Call]:
-    """Returns the call that adds the current rows of `ids` to the table's buffer of evicted rows."""
+    """Reads the rows of `ids`; returns the call that adds them to the buffer of evicted rows (none without ids)."""
     if not len(ids):
         return []
     return [(group.evicted[table].chunks.append, EvictedChunk.now(_read_rows(group, table, ids, reasons)))]
 
 
 def _run_calls(calls: list[Call]) -> int:
-    """Makes all calls in one call of C, up to the first that fails; returns the result of the first one."""
+    """Makes the calls inside one C call, until one of them fails; returns the result of the first call."""
     results: list[int] = list(starmap(operator.call, calls))
     return results[0]
 
@@ -110,7 +110,8 @@ def read_known_records(group: Group, table: int, ids: Int64Array, rows: Int64Arr
     Args:
         group: the group of the table.
         table: its index in the group.
-        ids, rows, slots: `[n]`, as `find_rows` of the engine returns rows and slots.
+        ids: int64 `[n]`.
+        rows, slots: `[n]`, the result of the engine's `find_rows` for the ids.
 
     Returns:
         uint8 `[n, bytes]` on the host.

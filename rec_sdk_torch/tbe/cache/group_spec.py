@@ -25,7 +25,7 @@ class Member:
         config: the table's config.
         features: the features of the embedding that look up the table.
         slots: rows of the table in the device cache.
-        optimizer: the optimizer of the table; None if it has none yet, so that the group can only be read.
+        optimizer: the optimizer of the table; None: it has none yet, so that the group can only be read.
     """
 
     config: TableConfig
@@ -35,12 +35,12 @@ class Member:
 
     @property
     def cache_slots(self) -> int:
-        """Slots including the default row, which is the last one of a table that admits ids by a rule."""
+        """Number of slots including the default row, which is the last slot of a table with an admission rule."""
         return self.slots + int(self.config.lifecycle is not None and self.config.lifecycle.admits)
 
 
 class ChangeObserver(Protocol):
-    """Receiver of notifications before rows of a table change; a running save copies the rows then."""
+    """Receiver of notifications before rows of a table change: a running save, which then copies the rows."""
 
     def before_update(self, slots: np.ndarray) -> None: ...
 
@@ -121,7 +121,7 @@ def make_engine(
     state_inits: Sequence[list[float]],
     origins: bool,
 ) -> _engine.Engine:
-    """Creates an engine of these tables without rows. `origins`: whether plans have the array `origins`."""
+    """Creates an engine for these tables, without rows. `origins`: whether plans have the array `origins`."""
     pairs = zip(members, state_inits, strict=True)
     return _engine.Engine(
         [_table_spec(member, state_init, seed, bounds_check, stores) for member, state_init in pairs],
@@ -140,7 +140,7 @@ def make_engine(
 
 
 def fill_default_rows(members: Sequence[Member], weights: torch.Tensor) -> None:
-    """Sets the default row of each table in the cache, which lookups of ids without a row read."""
+    """Fills the default row of each table in the cache, which is read by lookups of ids without a row."""
     end = 0
     for member in members:
         end += member.cache_slots
@@ -172,7 +172,7 @@ class InitFns:
         return cls(configs, layout) if configs else None
 
     def __call__(self, new: np.ndarray, tables: np.ndarray, records: torch.Tensor) -> None:
-        """Fills the weights of new rows, `records[new]`; `tables`: the table of each."""
+        """Fills the weights of the new rows, `records[new]`; `tables`: the table of each new row."""
         for index, config in self._configs.items() if len(new) else ():
             rows = torch.from_numpy(new[tables == index]).long()
             weights = self._layout.weight(records)

@@ -16,8 +16,8 @@ NORMS = (2.0, math.inf)
 class UpdateNorms:
     """Gradient norms of the last update: the sum of squares and the largest magnitude of each row.
 
-    An update may consist of several kernel calls, which write one value per row. Only `table_norms` reduces over rows,
-    so that a step need not wait for the device.
+    An update may consist of several kernel calls, which write these values per row. Only `table_norms` reduces them
+    over rows, so that a training step need not wait for the device.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class UpdateNorms:
     def buffer_for_call(self, call: Hashable, slots: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
         """Returns the buffer for one kernel call, `row_norms` of `rec_sdk::update_rows`.
 
-        A call that is repeated after an interrupt gets the same buffer.
+        A kernel call that is repeated after an interrupt gets the same buffer.
 
         Args:
             call: a key of the call.
-            slots: the rows of the call, `[n]`.
+            slots: the slots of the rows that the call updates, `[n]`.
             tables: offsets of the tables in `slots`, int32 `[T + 1]`.
 
         Returns:
@@ -62,7 +62,7 @@ class UpdateNorms:
 
 def _norm(parts: Sequence[np.ndarray], norm_type: float) -> float:
     squares = float(np.sort(np.concatenate([part[0] for part in parts])).sum(dtype=np.float64)) if parts else 0.0
-    if math.isnan(squares):  # a kernel's maximum may drop a NaN, its sum does not
+    if math.isnan(squares):  # a kernel's maximum may ignore a NaN, but its sum does not
         return math.nan
     if norm_type == 2:
         return math.sqrt(squares)

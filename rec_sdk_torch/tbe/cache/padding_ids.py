@@ -25,7 +25,7 @@ class PaddingIds:
         return cls(tables) if any(table.padding_idx is not None for table in tables) else None
 
     def remove_from(self, batch: Batch) -> Batch:
-        """Returns the batch without lookups of padding ids, feature by feature; the batch itself if it has none."""
+        """Returns the batch without lookups of padding ids, feature by feature; the batch itself if there are none."""
         if not batch.is_well_formed:
             return batch  # the planner reports the error
         features = np.arange(len(self._ids))
@@ -40,7 +40,7 @@ def restore_padding_rows(rows: Sequence[torch.Tensor], batch: Batch, *, joined: 
     Args:
         rows: float32 `[n, D]`, the rows of the lookups in `batch`.
         batch: a result of `PaddingIds.remove_from`.
-        joined: whether `rows` is one tensor of all features; else one for each feature.
+        joined: whether `rows` has one tensor for all features; else it has one for each feature.
 
     Returns:
         float32 `[m, D]` each, a row for each lookup of the original batch.

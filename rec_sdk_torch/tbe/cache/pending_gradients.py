@@ -18,12 +18,12 @@ from .touched_rows import touched_rows
 
 @dataclass(eq=False)
 class GroupGradients:
-    """Rows of one group with their aggregated gradients, in the form of a plan with one lookup per row.
+    """Rows of one group with their aggregated gradients, with the interface of a plan that has one lookup per row.
 
     The rows must stay in their slots until the update.
 
     Attributes:
-        arrays: plan arrays of the n rows.
+        arrays: plan arrays for the n rows.
         sums: float32 `[n, 2 * D]`, sum and rounding compensation of each row.
         values: float32 `[n, D]`, the gradients that the user may change in place; None until they are requested.
     """
@@ -34,7 +34,7 @@ class GroupGradients:
 
     @property
     def host(self) -> GroupGradients:
-        """This object: it also takes the place of the engine's plan in `UpdatePlan`."""
+        """This object, which also stands for the engine's plan in `UpdatePlan`."""
         return self
 
     @property
@@ -50,7 +50,7 @@ class GroupGradients:
     def with_editable_values(self) -> GroupGradients:
         """Returns the rows sorted by table and id, with `values` that may be changed in place.
 
-        The order, and so the bits of a norm of the values, do not depend on the cache or on threads.
+        The order does not depend on the cache or on threads, and so neither do the bits of a norm of the values.
         """
         if self.values is not None:
             return self
@@ -82,7 +82,7 @@ class GroupGradients:
         return [self.values[begin:end] for begin, end in itertools.pairwise(borders)]
 
     def _edited_sums(self) -> torch.Tensor:
-        """Returns copies of the sums with the user's changes; a changed value loses its rounding compensation."""
+        """Returns a copy of the sums with the user's changes; for a changed value, the rounding compensation is 0."""
         sums = self.sums.clone()
         if self.values is not None:
             dim = self.values.shape[1]
@@ -100,7 +100,7 @@ class GroupGradients:
         return np.repeat(np.arange(len(counts) - 1), np.diff(counts))
 
     def _select(self, rows: np.ndarray, tables: np.ndarray) -> GroupGradients:
-        """Returns the rows at these indices, sorted by table; `tables`: the table of each row of all."""
+        """Returns the rows at the indices `rows`, sorted by table; `tables`: the table of each row of this object."""
         indices = torch.from_numpy(rows).to(self.sums.device)
         ids = self.arrays.unique_ids
         arrays = _one_lookup_per_row(
@@ -112,12 +112,12 @@ class GroupGradients:
 
 
 def _table_offsets(row_tables: np.ndarray, tables: int) -> torch.Tensor:
-    """Returns the offset of each table, int32 `[T + 1]`, from the table of each row in ascending order."""
+    """Returns the offsets of the tables, int32 `[T + 1]`; `row_tables`: the table of each row, ascending."""
     return torch.from_numpy(np.searchsorted(row_tables, np.arange(tables + 1)).astype(np.int32))
 
 
 def _one_lookup_per_row(slots: torch.Tensor, ids: torch.Tensor | None, tables: torch.Tensor) -> PlanArrays:
-    """Returns plan arrays for an update of rows from one gradient each, in the same order."""
+    """Returns plan arrays for an update of rows that have one gradient each, in the same order."""
     borders = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
     arrays: dict[str, Any] = dict.fromkeys(PlanArrays._fields)
     arrays |= {"slots": slots, "unique_slots": slots, "unique_ids": ids, "table_offsets": tables}
@@ -135,7 +135,7 @@ def add_gradients(
 
     Args:
         before: pending gradients of the same group, which are not changed.
-        plan: of the batch.
+        plan: the plan of the batch.
         grads: the gradient of the pooled output, or one of each feature; None for a feature outside the loss.
         weights: the per-sample weights.
         dim: D.
@@ -156,7 +156,7 @@ def add_gradients(
 
 
 def _merge_rows(one: PlanArrays, other: PlanArrays) -> tuple[PlanArrays, torch.Tensor, torch.Tensor]:
-    """Returns the union of the rows, and the index in it of each row of `one`, int64, and of `other`, int32."""
+    """Returns the union of the rows, then the index in the union of each row of `one`, int64, and of `other`, int32."""
     device = one.unique_slots.device
     keys = [_slot_keys(arrays) for arrays in (one, other)]
     merged, first = np.unique(np.concatenate(keys), return_index=True)

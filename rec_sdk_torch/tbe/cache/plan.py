@@ -17,31 +17,33 @@ from .transfers import Download, Upload
 class PlanArrays(NamedTuple):
     """Arrays of a plan on the device; None for arrays that the batch does not need.
 
-    N lookups, B samples, F features, U distinct rows, T tables, H rows with more than 128 lookups. Slots index the
-    group's cache. In segment order the lookups of each distinct row are adjacent, in the order of the batch.
+    The plan has N lookups, B samples, F features, U distinct rows, I misses, T tables, and H rows with more than 128
+    lookups. Slots index the group's cache. In segment order, the lookups of each distinct row are adjacent, in the
+    order of the batch.
 
     Attributes:
-        offsets: int64 `[F * B + 1]`, offsets of the group's bags, feature-major; pooled groups.
+        offsets: int64 `[F * B + 1]`, offsets of the group's bags, feature-major; only for pooled groups.
         slots: int32 `[N]`, the slot of each lookup.
         unique_slots: int32 `[U]`, the slots of the distinct rows, table by table; unordered within a table.
         table_offsets: int32 `[T + 1]`, offsets of the tables in `unique_slots`.
         segment_offsets: int32 `[U + 1]`, offsets of the distinct rows' lookups in segment order.
         grad_row: int32 `[N]` in segment order, the row of the gradient tensor: the lookup for a sequence, the sample
             for pooled groups.
-        grad_source: int32 `[N]` in segment order, the feature; sequences with one gradient tensor per feature.
-        grad_column: int32 `[N]` in segment order, the first column in the gradient; pooled groups.
-        scale: float32 `[N]` in segment order, 1 / bag length for MEAN, else 1; groups with a MEAN feature.
-        positions: int32 `[N]`, the lookup at each index of the segment order; weighted bags.
+        grad_source: int32 `[N]` in segment order, the feature; only for sequences with one gradient tensor per feature.
+        grad_column: int32 `[N]` in segment order, the first column in the gradient; only for pooled groups.
+        scale: float32 `[N]` in segment order, 1 / bag length for MEAN, else 1; only for groups with a
+            MEAN feature.
+        positions: int32 `[N]`, the lookup at each index of the segment order; only for weighted bags.
         swap_in_slots: int32 `[I]`, the slots that misses are copied to; some of them hold victims.
         swap_out_places: int32 `[I]`, the index of the victim in each of these slots among all victims, or -1 for a free
-            slot; batches with victims.
+            slot; only for batches with victims.
         window_out_slots: int64, the slots of victims that have accumulated gradients.
         window_in_slots: int64, the slots of misses that have accumulated gradients.
-        unique_ids: int64 `[U]`, the id of each distinct row; groups that round stochastically or have pending
-            gradients.
-        hot_segments: int32 `[H, 4]`, segments that a device sums in parts; see `rec_sdk::update_rows`.
+        unique_ids: int64 `[U]`, the id of each distinct row; only for groups that round stochastically or have
+            pending gradients.
+        hot_segments: int32 `[H, 4]`, the H rows' segments, which a device sums in parts; see `rec_sdk::update_rows`.
         origins: int32 `[N]`, the location of each lookup's row before the swap: its slot, or the number of slots + i
-            for the i-th miss; batches with misses, on devices that swap and look up in one launch.
+            for the i-th miss; only for batches with misses, on devices that swap and look up in one launch.
     """
 
     offsets: torch.Tensor | None
@@ -72,15 +74,15 @@ _OTHER_TYPES: dict[str, type[np.generic]] = {
     "unique_ids": np.int64,
 }
 _DTYPES = [_OTHER_TYPES.get(name) for name in PlanArrays._fields]
-"""NumPy types of the arrays; None for int32, the type of the arena that holds them all."""
+"""NumPy types of the arrays; None for int32, the type of the arena that holds all arrays."""
 
 
-_from_capsule = torch._C._from_dlpack  # faster than torch.from_dlpack, which checks its argument's type first
+_from_capsule = torch._C._from_dlpack  # faster than torch.from_dlpack, which first checks the type of its argument
 
 
 def arrays_on_host(host: _engine.Plan) -> PlanArrays:
-    """Returns the plan's own arrays as tensors, without a copy; for caches on the CPU."""
-    # tuple.__new__ is a C function, and faster than PlanArrays(...)
+    """Returns the arrays in the engine's plan as tensors, without a copy; for caches on the CPU."""
+    # tuple.__new__ is a C function and is faster than PlanArrays(...)
     return tuple.__new__(PlanArrays, [None if part is None else _from_capsule(part) for part in host.capsules])
 
 
@@ -100,17 +102,17 @@ def arrays_on_device(arena: torch.Tensor, host: _engine.Plan) -> PlanArrays:
 
 @dataclass(eq=False)
 class StagedPlan:
-    """Copies and buffers of a plan that is not applied yet. Freed with the plan; does not keep the plan alive.
+    """Copies and buffers of a plan that is not applied yet. They are freed with the plan and do not keep it alive.
 
     Attributes:
         arrays: the plan's arrays on the device.
-        upload: the copy of the arrays.
+        upload: the copy of the arrays to the device.
         host: the engine's plan in a form that does not pin rows; None until the plan is staged.
         lock: held while `records` are read, possibly ahead of the forward in another thread.
-        victims: buffers for the victims; None until the plan is staged, or if there are no victims.
-        records: the copy of the misses' records, uint8 `[I, bytes]`; None until it is started.
-        late: indices of misses that could not be read ahead, since their write-back was pending.
-        late_rows: the copy of the late misses: their slots and their records.
+        victims: buffers for the victims; None before the plan is staged, or if there are no victims.
+        records: the copy of the misses' records, uint8 `[I, bytes]`; None before it is started.
+        late: indices of the late misses, which could not be read ahead because their write-back was pending.
+        late_rows: the copy of the slots and records of the late misses.
         sums: the copy of the misses' accumulated gradients, float32 `[n, 2 * D]`.
     """
 
@@ -133,7 +135,7 @@ class VictimBuffers:
         rows: uint8 `[O, bytes]`, receives the victims in the swap.
         staging: the host buffer that `rows` is downloaded to; may be `rows` itself.
         sums: the download of the victims' accumulated gradients.
-        swapped: result of the swap operator; empty until it has run.
+        swapped: the result of the swap operator; empty before it has run.
     """
 
     rows: torch.Tensor
@@ -144,7 +146,7 @@ class VictimBuffers:
 
 @dataclass(eq=False, slots=True)
 class Plan:
-    """The slots of a batch's rows in one group. Its rows stay in the cache until the plan is released or dropped.
+    """The slots of a batch's rows in one group. The rows stay in the cache until the plan is released or dropped.
 
     Attributes:
         host: the engine's plan; a plan that was not applied undoes itself when it is dropped.

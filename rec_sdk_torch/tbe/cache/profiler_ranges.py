@@ -14,12 +14,12 @@ RANGE = "rec_sdk_torch::"
 class _NullContext:
     """A context manager that does nothing; faster than `contextlib.nullcontext`, whose methods are Python functions."""
 
-    __enter__ = __exit__ = "".format  # a C function of any arguments; a false result does not suppress exceptions
+    __enter__ = __exit__ = "".format  # a C function of any arguments; its false result suppresses no exception
 
 
 _NOTHING = cast(AbstractContextManager[Any], _NullContext())
 
 
 def profiled(part: str) -> AbstractContextManager[Any]:
-    """Returns a profiler range named after `part` of a step, or an empty context if the profiler is off."""
+    """Returns a profiler range for `part`, a part of a training step; an empty context if the profiler is off."""
     return profiler.record_function(RANGE + part) if profiler._is_profiler_enabled else _NOTHING

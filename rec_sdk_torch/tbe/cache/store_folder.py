@@ -22,8 +22,8 @@ class FolderInUseError(RuntimeError):
 class StoreFolder:
     """A locked folder with the host stores of one embedding.
 
-    The files are removed with their tables. They cannot be reused by another process, since the maps from ids to rows
-    are in memory; rows are kept by saves. The constructor removes files that a killed process left.
+    The files are removed with their tables. No other process can reuse them, since the maps from ids to rows are in
+    memory; only saves preserve rows. The constructor removes files that a killed process has left.
 
     Attributes:
         path: path of the folder.

@@ -31,11 +31,11 @@ FillNew = Callable[[np.ndarray, np.ndarray, torch.Tensor], None]
 
 
 def fused_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]) -> SwapLookup:
-    """Returns the operator that swaps and looks up a plan with `origins` in one launch.
+    """Returns the operator that swaps in and looks up the rows of a plan with `origins`, in one launch.
 
     Args:
         layout: the record layout.
-        arrays: of the plan.
+        arrays: the arrays of the plan.
         pooled: the arguments of `lookup_pooled` after `offsets`; the last one is None for a sequence.
     """
     rows = layout.dim, layout.weight_dtype, arrays.slots, arrays.origins
@@ -46,7 +46,7 @@ def fused_lookup(layout: RecordLayout, arrays: PlanArrays, pooled: Sequence[Any]
 
 @dataclass(eq=False, slots=True)
 class _WriteBack:
-    """Pending write-back of a plan's victims: the downloads of records and accumulated gradients."""
+    """The pending write-back of a plan's victims: the downloads of their records and accumulated gradients."""
 
     records: Download
     sums: Download | None
@@ -91,10 +91,10 @@ class Swap:
         self.sums = sums
         self.transfers = transfers
         self._fill_new = fill_new
-        self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial number; weak: their plans own them
-        self._started: dict[int, StagedPlan] = {}  # by serial number, of started plans
-        self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # by serial number, pending write-backs
-        self._write_back_lock = threading.Lock()  # `plan`, `read_ahead` and `stage` complete write-backs, in any thread
+        self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial number; weak: the plans own them
+        self._started: dict[int, StagedPlan] = {}  # started plans by serial number
+        self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # pending write-backs by serial number
+        self._write_back_lock = threading.Lock()  # `plan`, `read_ahead` and `stage` may run in several threads
 
     def staging_bytes(self) -> int:
         """Returns the bytes of staged plans and of pending write-backs."""
@@ -109,7 +109,7 @@ class Swap:
         return sum(tensor.nbytes for tensor in tensors)
 
     def slot_bytes(self) -> int:
-        """Returns the bytes of one slot: its record and its accumulated gradient, if the group accumulates."""
+        """Returns the bytes of one slot: its record, and its accumulated gradient if the group has such gradients."""
         matrices = [matrix for matrix in (self.cache, self.sums) if matrix is not None]
         return sum(matrix.shape[1] * matrix.element_size() for matrix in matrices)
 
@@ -142,7 +142,7 @@ class Swap:
         return Plan(host, arrays, upload, staged)
 
     def _complete_downloads(self) -> None:
-        """Completes the write-backs that are downloaded, and removes entries of dropped plans."""
+        """Completes the write-backs whose downloads are done, and removes the entries of dropped plans."""
         for serial, (_, copies) in list(self._write_backs.items()):
             if not self.transfers.pinned or self._is_downloaded(copies):
                 self.complete_write_back(serial)
@@ -155,15 +155,15 @@ class Swap:
         return StagedPlan(arrays_on_device(upload.tensors[0], host), upload)
 
     def drop(self, plan: Plan) -> None:
-        """Releases a plan. A plan that was not started is undone, once all plans after it are: its victims stay."""
+        """Releases a plan. A plan that was not started is undone after all later plans are undone: its victims stay."""
         staged = plan.staged
-        with staged.lock if staged else contextlib.nullcontext():  # not during `read_ahead` in another thread
+        with staged.lock if staged else contextlib.nullcontext():  # must not run during `read_ahead` in another thread
             plan.release()
 
     def read_ahead(self, plan: Plan) -> None:
         """Starts to stage the misses of a plan ahead of its forward, in any thread, without the launch lock.
 
-        Misses whose write-back is pending, as an earlier plan evicts them, are left to `stage` as late rows.
+        `stage` copies the late misses later: rows that an earlier plan evicts, and whose write-back is still pending.
         """
         staged = plan.staged
         if staged is None:
@@ -183,7 +183,7 @@ class Swap:
 
     def stage(self, plan: Plan) -> None:
         """Applies the plans before this one and stages its misses. After it returns, the swap cannot fail."""
-        host = plan.host.next  # a reference that does not pin rows: pending write-backs keep it
+        host = plan.host.next  # pending write-backs keep this reference, which does not pin rows
         if host is None and not plan.host.applied:
             *before, host = self.engine.unapplied(plan.host)
             for earlier in before:
@@ -196,11 +196,11 @@ class Swap:
         """Swaps in the rows of a started plan. Its arrays may be used after `plan.upload`.
 
         Returns:
-            The results of `fused`; empty if it was not called, and the rows must still be looked up.
+            The results of `fused`. Empty: `fused` was not called, and the rows must still be looked up.
         """
         staged = plan.staged
         results: Sequence[Any] = ()
-        if not plan.host.applied:  # another thread may have applied it to apply a later plan
+        if not plan.host.applied:  # another thread may have applied this plan in order to apply a later one
             results = self._swap(plan.host if staged is None or staged.host is None else staged.host, staged, fused)
         plan.staged = None
         return results
@@ -222,14 +222,14 @@ class Swap:
         if staged is None:
             known = self._staged.get(host.serial)
             staged = None if known is None else known()
-        if staged is None:  # its plan was dropped, but later plans were not
+        if staged is None:  # the plan was dropped, but later plans were not
             staged = self._upload_arrays(torch.from_numpy(host.arena), host)
         return staged
 
     def _swap(self, host: _engine.Plan, staged: StagedPlan | None, fused: SwapLookup | None = None) -> Sequence[Any]:
         results: Sequence[Any] = ()
         if staged is not None:
-            self._started[host.serial] = staged  # for a repeat after an interrupt: it records the swap
+            self._started[host.serial] = staged  # records whether the swap has run, for a repeat after an interrupt
             results = self._launch_swap(staged, fused)
             if staged.victims is not None:
                 self._write_backs[host.serial] = host, self._download_victims(staged.victims)
@@ -257,7 +257,7 @@ class Swap:
             staged.sums = self.transfers.upload(sums)
         with staged.lock:
             if staged.records is None:
-                for serial in host.sources:  # before reading: the host store lacks victims with a pending write-back
+                for serial in host.sources:  # until its write-back, a victim is not in the host store
                     self.complete_write_back(serial)
                 staging = self.transfers.staging(host.rows_in, self.record_bytes)
                 new = self.engine.read_in(host, staging.numpy(), self._fill_new is not None)
@@ -294,8 +294,8 @@ class Swap:
         """Launches the swap on the current stream, after the updates that were launched there.
 
         Returns:
-            The results of `fused`; empty if it was not called. It reads all misses from one buffer, so that it is not
-            called for plans with late rows.
+            The results of `fused`; empty if it was not called. `fused` reads all misses from one buffer, so it is not
+            called for plans with late misses, which are in a second buffer.
         """
         arrays = staged.arrays
         if self.sums is not None and arrays.window_out_slots is not None:
@@ -328,7 +328,7 @@ class Swap:
         return ()
 
     def _download_victims(self, victims: VictimBuffers) -> _WriteBack:
-        """Starts to download the victims after the swap."""
+        """Starts the download of the victims, which the swap has copied to `victims.rows`."""
         if self.transfers.direct:
             return _WriteBack(self.transfers.hold_until_used(victims.rows), victims.sums)
         if not self.transfers.pinned:
@@ -338,13 +338,13 @@ class Swap:
     # ---- write-backs
 
     def _is_downloaded(self, copies: _WriteBack) -> bool:
-        """Returns whether the victims are in host memory, so that `complete_write_back` does not wait."""
+        """Returns whether the victims have reached host memory, so that `complete_write_back` does not wait."""
         if not self.transfers.pinned:
             return True
         return copies.records.done() and (copies.sums is None or copies.sums.done())
 
     def complete_write_back(self, serial: int) -> None:
-        """Stores the victims of plan `serial` in the host store; waits for their download only."""
+        """Stores the victims of the plan `serial` in the host store; waits for no copy but their download."""
         with self._write_back_lock:
             host, copies = self._write_backs.get(serial, (None, None))
             if host is None or copies is None:

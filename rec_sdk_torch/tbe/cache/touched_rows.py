@@ -1,4 +1,4 @@
-"""Touched rows: the rows of a batch that have a gradient, with the gradients of each."""
+"""Touched rows: the rows of a batch that have a gradient, with the gradients of each row."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def touched_rows(
     """Returns the rows that have a gradient; None if there are none.
 
     Args:
-        plan: of the batch.
-        grads: for a sequence, one gradient per feature. For a pooled group, the gradient of its output; if some tables
-            are not trained, a list with that gradient for each trained table and None for each other table.
+        plan: the plan of the batch.
+        grads: for a sequence, one gradient per feature. For a pooled group, a list with the gradient of its output; if
+            some tables are not trained, this gradient for each trained table, and None for each other table.
         weights: the per-sample weights.
     """
     present = [grad for grad in grads if grad is not None] if len(grads) != 1 or grads[0] is None else [grads[0]]
@@ -51,7 +51,7 @@ def touched_rows(
         return _trained_rows(arrays, grads, scale)
     lookup_arrays: Segments = (arrays.grad_row, arrays.grad_source, arrays.grad_column, scale)
     count = plan.host.segment_lookups
-    if count < arrays.grad_row.shape[0]:  # the lookups of ids without a row are at the end
+    if count < arrays.grad_row.shape[0]:  # lookups of ids without a row are at the end and have no gradient
         lookup_arrays = tuple(None if array is None else array[:count] for array in lookup_arrays)
     segments = (arrays.segment_offsets, *lookup_arrays, arrays.hot_segments)
     return present, arrays.unique_slots, arrays.unique_ids, arrays.table_offsets, segments
@@ -60,7 +60,7 @@ def touched_rows(
 def _trained_rows(
     arrays: PlanArrays, grads: Sequence[torch.Tensor | None], scale: torch.Tensor | None
 ) -> TouchedRows | None:
-    """Selects the lookups with a gradient, and the rows of these lookups, if some of `grads` are None."""
+    """Selects the lookups with a gradient, and their rows, for `grads` of which some are None."""
     device = arrays.slots.device
     has_grad = np.array([grad is not None for grad in grads])
     borders, tables = arrays.segment_offsets.cpu().numpy(), arrays.table_offsets.cpu().numpy()
@@ -72,7 +72,7 @@ def _trained_rows(
     else:
         features = arrays.grad_source.cpu().numpy()[: borders[-1]]
         kept = has_grad[features]
-        source = (np.cumsum(has_grad) - 1)[features[kept]]  # indices in `present`
+        source = (np.cumsum(has_grad) - 1)[features[kept]]  # indices into `present`
     offsets = np.concatenate([[0], np.cumsum(kept)])[borders]
     rows = np.flatnonzero(np.diff(offsets))
     if not len(rows):

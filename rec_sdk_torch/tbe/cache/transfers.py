@@ -1,6 +1,6 @@
 """Asynchronous copies between the host and a device, on separate streams.
 
-A copy is waited for when its data is needed, not before. For a cache on the CPU the same calls copy nothing.
+Code waits for a copy only when it needs the data. For a cache on the CPU, the same calls copy nothing.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ...runtime.eager import check_stream
 from ...runtime.settings import read_settings
 
 _ALIGNMENT = 64
-"""Alignment in bytes of the arrays in one copy, as device allocators align new memory."""
+"""Alignment in bytes of the arrays in one copy; device allocators align new memory in the same way."""
 
 
 @functools.cache
 def _streams(device: torch.device) -> tuple[Any, Any]:
-    """Returns the streams for uploads and for downloads. Two streams: the link copies in both directions at once."""
+    """Returns the streams for uploads and for downloads. There are two, since the link copies both ways at once."""
     stream = torch.get_device_module(device).Stream
     return stream(device), stream(device)
 
 
 def stream_context(stream: Any) -> Any:
-    """Returns a context manager that makes `stream` the current stream of a `with` block.
+    """Returns a context manager that makes `stream` the current stream inside a `with` block.
 
     `torch.cuda.stream` is not used: a KeyboardInterrupt inside its Python code can leave the stream current. Each block
-    needs an object of its own, which remembers the former stream.
+    needs an object of its own, which stores the former stream.
     """
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
@@ -51,10 +51,10 @@ def device_context(device: torch.device) -> AbstractContextManager[Any]:
 def download_context(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[Any]]:
     """Returns a factory of contexts in which any thread may copy `tensor` to the host.
 
-    The copy has the values after the work that the current stream contains now; it does not wait for later work.
+    The copy has the values that the tensor has after the current stream's work so far; it does not wait for later work.
     """
     device = tensor.device
-    if device.type in ("cpu", "meta"):  # copying a batch on the meta device raises later
+    if device.type in ("cpu", "meta"):  # a batch on the meta device raises later, when it is copied
         return contextlib.nullcontext
     event = torch.get_device_module(device).current_stream(device).record_event()
 
@@ -92,13 +92,13 @@ class Upload:
         if self.event is not None:
             stream = torch.get_device_module(self.memory.device).current_stream(self.memory.device)
             stream.wait_event(self.event)
-            self.memory.record_stream(stream)  # else the allocator could reuse it for the copy stream
+            self.memory.record_stream(stream)  # otherwise the allocator could reuse the memory for the copy stream
         return self.tensors
 
 
 @dataclass(eq=False, slots=True)
 class Download:
-    """A tensor in host memory that a stream writes or reads until `event`; no stream uses it if that is None."""
+    """A tensor in host memory that a stream writes or reads until `event`; if `event` is None, no stream uses it."""
 
     tensor: torch.Tensor
     event: Any
@@ -134,7 +134,7 @@ class Transfers:
         self._last: Any = None
 
     def follow_previous_stream(self) -> None:
-        """Orders later work on the current stream after all work on the stream of the previous call.
+        """Orders later work on the current stream after the work on the stream that was current in the previous call.
 
         Must be called before every use of a group's cache on a device: the caller may change streams between an update
         of a row and the swap that evicts it.

@@ -31,12 +31,12 @@ def _splitmix64(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def rounding_seeds(seed: int, tables: Sequence[str], steps: Sequence[int]) -> npt.NDArray[np.int64]:
     """Returns the seed of each table's stochastic rounding in an update, int64 `[T]`.
 
-    A random number of the update depends on this seed, the row's id and the column.
+    Each random number of the update depends on the table's seed, the row's id and the column.
 
     Args:
         seed: seed of the embedding; any int.
-        tables: names of the tables, so that tables get different random numbers.
-        steps: number of the update, for each table.
+        tables: names of the tables, which make the random numbers of the tables differ.
+        steps: the number of the update of each table.
     """
     names = [int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") for name in tables]
     hashes = _splitmix64(np.array(names, np.uint64) ^ np.uint64(seed & (2**64 - 1)))
@@ -44,7 +44,7 @@ def rounding_seeds(seed: int, tables: Sequence[str], steps: Sequence[int]) -> np
 
 
 class UpdateArguments:
-    """Optimizer coefficients and rounding seeds of one group; uploaded only when they have changed.
+    """Optimizer coefficients and rounding seeds of one group, which are uploaded only when they have changed.
 
     Attributes:
         optimizers: the distinct optimizers of the tables.

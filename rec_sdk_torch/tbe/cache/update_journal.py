@@ -1,4 +1,4 @@
-"""The update journal: resumes an update that an interrupt broke off, without repeating its calls."""
+"""The update journal: resumes an update that an interrupt broke off, without repeating calls that have run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
 Call: TypeAlias = tuple[Any, ...]
-"""(function, *arguments) of a C function: an interrupt comes before or after the call, not inside it."""
+"""(function, *arguments) of a C function: an interrupt can come before or after the call, but not inside it."""
 
 Run = Callable[..., None]
 """(function, *arguments) -> None: calls the function, unless a journal records that it has run."""
@@ -18,7 +18,7 @@ def run_now(function: Callable[..., Any], *arguments: Any) -> None:
 
 
 class UpdateJournal:
-    """A record of the calls of an update that have run, since updates of rows must not run twice.
+    """A record of the calls of an update that have run, since no call that updates rows may run twice.
 
     After an interrupt the update is repeated from its start; `run` skips the recorded calls.
     """
@@ -41,5 +41,5 @@ class UpdateJournal:
         """
         ran = self._ran.setdefault(key, [])
         if not ran:
-            # `extend` over `map` is one C call that runs the function and records it: no interrupt comes in between.
+            # `extend` over `map` is one C call that runs the function and records it: no interrupt can come in between.
             ran.extend(map(function, *((argument,) for argument in arguments)))

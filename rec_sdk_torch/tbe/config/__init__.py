@@ -1,1 +1,1 @@
-"""Configuration of tables: configs, lifecycle rules, cache sizes and optimizers. Imports no other room of tbe."""
+"""Configuration of tables: configs, lifecycle rules, cache sizes and optimizers. Imports no other subpackage of tbe."""

@@ -1,4 +1,4 @@
-"""Cache sizing: the number of cache slots of each table, from `cache=`, batches and device memory."""
+"""Cache sizing: computes the number of cache slots of each table from `cache=`, the batches and device memory."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class BatchHint:
     """The largest expected batch, from which cache sizes are derived.
 
     Attributes:
-        batch_size: samples of one rank; None if it is not known.
-        multi_hot_sizes: ids per sample, for each table; None for one per feature.
+        batch_size: number of samples in a batch of one rank; None if it is not known.
+        multi_hot_sizes: ids per sample, for each table; None: one id per feature.
         world_size: number of ranks whose ids are looked up in one cache.
     """
 
@@ -32,7 +32,7 @@ class BatchHint:
     world_size: int = 1
 
     def rows(self, tables: Sequence[TableConfig], batches: int) -> list[int]:
-        """Returns the most rows of each table that `batches` batches can need; 1 if the batch size is not known.
+        """Returns the largest number of rows of each table that `batches` batches can need; 1 without a batch size.
 
         Raises:
             TypeError, ValueError: a field is not a positive int, or `multi_hot_sizes` has another length than `tables`.
@@ -78,7 +78,7 @@ def _check_size(where: str, size: CacheSize) -> None:
 
 
 def warn_of_one_row(tables: Sequence[TableConfig], cache: CacheOption) -> None:
-    """Warns of `cache=1`: the int is one row, while the float 1.0 is the whole table."""
+    """Warns of `cache=1`, since the int 1 means one row and the float 1.0 means the whole table."""
     for table in tables:
         size = cache.get(table.name) if isinstance(cache, Mapping) else cache
         if isinstance(size, numbers.Integral) and size == 1 < table.num_embeddings:
@@ -89,7 +89,7 @@ def warn_of_one_row(tables: Sequence[TableConfig], cache: CacheOption) -> None:
 
 
 def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> None:
-    """Checks the option `cache` as far as it does not depend on the device.
+    """Checks the option `cache`, except for what depends on the device.
 
     Raises:
         TypeError, ValueError: a size of the wrong type or out of range, or a name of no table.
@@ -108,7 +108,7 @@ def check_cache_option(tables: Sequence[TableConfig], cache: CacheOption) -> Non
 
 
 def _slots_of_table(table: TableConfig, size: CacheSize, record_bytes: int, batch: int) -> int:
-    """Returns the slots of a table with a size of its own; `batch` is a lower bound for fractions."""
+    """Returns the number of slots of a table whose cache size is `size`; for a fraction, it is at least `batch`."""
     if isinstance(size, numbers.Integral):
         # num_embeddings of a hash table is an estimate: it does not limit an explicit number of rows.
         return int(size) if table.hashed else min(int(size), table.num_embeddings)
@@ -124,7 +124,7 @@ def _slots_of_table(table: TableConfig, size: CacheSize, record_bytes: int, batc
 def _share_budget(
     tables: Sequence[TableConfig], record_bytes: Sequence[int], least: Sequence[int], budget: int, why: str
 ) -> list[int]:
-    """Divides `budget` bytes: all rows of each table if they fit, else `least` rows each and the rest in proportion."""
+    """Divides `budget` bytes among tables: all rows if they fit, else `least` rows each plus a proportional share."""
     sizes = [table.num_embeddings for table in tables]
     least = [min(need, rows) for need, rows in zip(least, sizes, strict=True)]
     floor = sum(rows * size for rows, size in zip(least, record_bytes, strict=True))
@@ -152,20 +152,20 @@ def cache_slots(
         tables: the tables.
         record_bytes: bytes of a row's record in the cache, for each table.
         cache: the option. An int: rows per table. A float: a fraction of `num_embeddings`, at least a batch of `hint`.
-            A str such as "2GiB": device memory of all tables. A dict: one of these by table name; other tables as for
-            None. None: the budget is EMBCACHE_SIZE_ON_DEVICE_MEM, at most half of the free device memory, and holds at
-            least two batches of `hint`.
+            A str such as "2GiB": device memory of all tables together. A dict: one of these for each named table; None
+            applies to the others. None: EMBCACHE_SIZE_ON_DEVICE_MEM or half of the free device memory, whichever is
+            less, which must hold at least two batches of `hint`.
         hint: the largest batch.
         device_free: free device memory in bytes.
-        needed: rows of each table that batches can need, a lower bound unless `cache` is explicit: an int, or a str for
-            one table.
+        needed: number of rows of each table that batches can need. It is a lower bound of the slots unless `cache` sets
+            them: by an int, or by a str for one table.
 
     Raises:
         TypeError, ValueError: the option is invalid or cannot be met; the message names table and setting.
         MemoryError: the device has less free memory than the slots need.
     """
     check_cache_option(tables, cache)
-    # Two batches: one is trained while the rows of the next one, planned ahead, are pinned too.
+    # For two batches: while one is trained, the rows of the next one, which is planned ahead, are pinned too.
     least, one_batch = hint.rows(tables, batches=2), hint.rows(tables, batches=1)
     if needed is not None:
         least, one_batch = ([max(pair) for pair in zip(rows, needed, strict=True)] for rows in (least, one_batch))
@@ -198,7 +198,7 @@ def cache_slots(
 
 
 def check_host_memory(tables: Sequence[TableConfig], row_bytes: Sequence[int]) -> None:
-    """Checks that the host has enough memory for index tables, which need memory for all rows from the start.
+    """Checks that the host has enough memory for all rows of index tables, which are allocated from the start.
 
     Raises:
         MemoryError: the free host memory is too small.

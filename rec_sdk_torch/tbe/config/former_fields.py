@@ -1,4 +1,4 @@
-"""Deprecated fields of `TableLifecycle`, from before rules were objects; they work for one version, with a warning."""
+"""Deprecated fields of `TableLifecycle`, replaced by rule objects. They work for one version, with a warning."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
         warn(f"TableLifecycle.{name} is read from its rules, which are {to_code(self)}", DeprecatedWarning)
         return value
 
-    def restore(self: Any, state: Mapping[str, Any]) -> None:  # unpickles former fields as well as new ones
+    def restore(self: Any, state: Mapping[str, Any]) -> None:  # pickles may have former fields or present ones
         init(self, **state)
 
     for name, method in {"__init__": init, "__getattr__": read, "__setstate__": restore}.items():

@@ -20,14 +20,14 @@ from ...runtime.warn import InputWarning, TrainingWarning, warn
 from .former_fields import accepts_former_fields
 
 NEVER = -(2**63)
-"""The latest timestamp of a table that has not received any."""
+"""The latest timestamp of a table that has not received any timestamp."""
 _KINDS = {"admission": Admission, "eviction": Eviction, "bound": Bound, "score": Score}
 """The class of the rules in each field of `TableLifecycle`."""
 
 
 @unique
 class EvictReason(IntEnum):
-    """The reason why a row was evicted: the rule, or `remove`. If several rules apply, the first one listed here.
+    """The reason why a row was evicted: a rule, or `remove`. If several rules apply, it is the first one listed here.
 
     The numbers are part of the save format.
 
@@ -58,12 +58,12 @@ class TableLifecycle:
         admission: the rule by which ids get a row: `Count`, `ShowClick`, `Sketch` or `Probability`. None: every id gets
             a row at once.
         eviction: the rules by which ids are evicted: `Age`, `Idle`, `Norm` or `Share`, or a list of these.
-        every: training steps between evictions by these rules; 0: only `TableBatchedEmbedding.evict` applies them.
-        bound: a bound of the table's size, `Rows` or `Bytes`, or a list of both; checked after each step.
+        every: number of training steps between evictions by these rules; 0: only `TableBatchedEmbedding.evict` evicts.
+        bound: a bound of the table's size, `Rows` or `Bytes`, or a list of both; checked after each training step.
         score: the `Score` by which `Share` and bounds choose rows. None: `Score()` for `Share`; the number of lookups
             for a bound without `Share`.
         keep_evicted: whether evicted and removed rows are kept for `TableView.take_evicted`.
-        default_value: the value of each element that lookups of an id without a row read.
+        default_value: the value that lookups of an id without a row return for each element.
 
     Raises:
         TypeError: a rule in the wrong field, two rules of one class, or a score that no rule uses.
@@ -109,7 +109,7 @@ class TableLifecycle:
         return next((each for each in self.rules if isinstance(each, kind)), None)
 
     def any(self) -> bool:
-        """Returns whether there is a rule, or evicted rows are kept."""
+        """Returns whether there is any rule, or evicted rows are kept."""
         return bool(self.rules) or self.keep_evicted
 
     @property
@@ -124,7 +124,7 @@ class TableLifecycle:
 
     @property
     def counts_shows(self) -> bool:
-        """Whether a rule reads how often a batch contains an id."""
+        """Whether a rule reads how many times a batch contains an id."""
         return self.counts_candidates or "count" in self.columns()
 
     @property
@@ -143,7 +143,7 @@ class TableLifecycle:
         return replace(self, admission=self.admission and self.admission.part(divide), eviction=eviction, bound=bound)
 
     def to_engine(self, record_bytes: int) -> _engine.Rules:
-        """Returns the rules in the engine's form; of several rules with one name the smaller numbers apply."""
+        """Converts the rules to the engine's form; if rules have the same engine name, the smaller numbers apply."""
         rules: dict[str, dict[str, float]] = {}
         for name, numbers in (rule.numbers(record_bytes) for rule in self.rules):
             former = rules.get(name, numbers)
@@ -156,7 +156,7 @@ def _as_list(value: object) -> list[Any]:
 
 
 def warn_of_timestamps(rejected: Sequence[tuple[str, int, int, int, int]]) -> None:
-    """Warns of rejected timestamps: (table, number of them, an id, its timestamp, the table's latest timestamp)."""
+    """Warns of rejected timestamps: (table, number rejected, an id, its timestamp, the table's latest timestamp)."""
     for table, count, one, timestamp, latest in rejected:
         warn(
             f"table {table!r}: {count} timestamps are more than ten years after the latest of the table, {latest} (id "
@@ -167,7 +167,7 @@ def warn_of_timestamps(rejected: Sequence[tuple[str, int, int, int, int]]) -> No
 
 
 def warn_of_evictions(evictions: Sequence[tuple[str, int, int, int]]) -> None:
-    """Warns of large evictions: (table, evicted rows, rows before, the table's latest timestamp)."""
+    """Warns of large evictions: (table, rows evicted, rows before the eviction, the table's latest timestamp)."""
     for table, evicted, rows, latest in evictions:
         clock = "" if latest == NEVER else f" The latest timestamp of the table is {latest}; set_clocks corrects it."
         warn(
@@ -180,11 +180,11 @@ class IdSignals(NamedTuple):
     """Shows, clicks and timestamps of each lookup of a batch, for tables that admit or evict ids.
 
     Attributes:
-        shows: integers `[n]`, number of occurrences that the lookup stands for, at least 1; None: 1 each.
-        clicks: integers `[n]`, negative ones count as 0; None if no table needs them.
+        shows: integers `[n]`, the number of occurrences that each lookup stands for, at least 1; None: 1 for each.
+        clicks: integers `[n]`, the clicks of each lookup; negative values count as 0. None if no table needs them.
         timestamps: integers `[n]`, in seconds; None if no table needs them.
-        latest: int64 `[K]`, the latest timestamp of each key, if the batch is a part of a larger one; None: computed
-            from `timestamps`.
+        latest: int64 `[K]`, the latest timestamp of each key, if the batch is a part of a larger one. None: it is
+            computed from `timestamps`.
     """
 
     shows: torch.Tensor | None = None
@@ -193,10 +193,10 @@ class IdSignals(NamedTuple):
     latest: torch.Tensor | None = None
 
     def arrays(self, lookups: int) -> IdSignalArrays:
-        """Returns the signals as NumPy arrays in host memory, checked.
+        """Checks the signals, and returns them as NumPy arrays in host memory.
 
         Args:
-            lookups: n.
+            lookups: n, the number of lookups in the batch.
 
         Raises:
             TypeError: values that are not integers.

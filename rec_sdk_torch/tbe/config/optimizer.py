@@ -19,7 +19,7 @@ from ...runtime.former_names import accepts_former_members
 from ...runtime.numbers import as_float, as_int
 
 _ENDLESS = 2**62
-"""Length of an accumulation window that no backward pass ends, for optimizers that return their gradients."""
+"""Length of an accumulation window that never ends, for optimizers that return gradients instead of applying them."""
 
 # Keywords of torch's classes that the fused update does not implement, with their values that have no effect.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -36,7 +36,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "decoupled_weight_decay": (False,),
 }
 _IRRELEVANT = {"foreach", "fused"}
-"""Keywords that select among torch's implementations of the same update; ignored."""
+"""Keywords that only select one of torch's implementations of an update; they are ignored."""
 _LEAST = {"gwd_start_iter": 0, "max_counter": 1, "max_counter_update_freq": -1, "step_ema": 1, "step_swap": 1}
 """Lower bounds of options other than the default, which is 0 for floats and -2^31 for ints."""
 _BELOW = {
@@ -45,7 +45,7 @@ _BELOW = {
     "momentum": 1.0,
     "step_ema_coef": math.nextafter(1.0, 2.0),
     "gwd_lower_bound": math.nextafter(1.0, 2.0),
-    "max_counter": 2.0**31 + 1,  # the kernel's logarithm goes no further
+    "max_counter": 2.0**31 + 1,  # the range of the kernel's logarithm ends here
 }
 """Exclusive upper bounds of options; the default is infinity for floats and 2^63 for ints."""
 _NOT_ROUNDED_TO_ZERO = {"eps", "initial_accumulator_value"}
@@ -72,14 +72,14 @@ _DEFINITIONS = {
     "ensemble_mode": {name: name for name in ("step_ema", "step_swap", "step_start", "step_ema_coef", "step_mode")},
     "tail_id_threshold": {"val": "tail_id_threshold_val", "is_ratio": "tail_id_threshold_is_ratio"},
 }
-"""FBGEMM's definition objects, with the option that each field sets; outer objects before the objects they contain."""
+"""FBGEMM's definition objects and the option that each of their fields sets; an object precedes those it contains."""
 
 _DEFAULTS: dict[str, Options] = {}
 """Defaults that replace the defaults of torch's classes, by optimizer family."""
 
 
 def use_defaults(family: str, **options: Any) -> None:
-    """Replaces torch's defaults for later optimizers of a family; without options restores torch's defaults."""
+    """Replaces torch's defaults for later optimizers of a family; a call without options restores them."""
     _DEFAULTS[family] = options
 
 
@@ -99,7 +99,7 @@ def _checked_number(where: str, name: str, value: object, low: float = 0.0, belo
 
 
 def check_window(where: str, use_accumulate: object, accumulate_step: object) -> int:
-    """Returns the length of an accumulation window, 1 without accumulation.
+    """Checks the options of an Accumulate class, and returns the window's length; 1 for a class without accumulation.
 
     Raises:
         TypeError, ValueError: invalid options of an Accumulate class; the message begins with `where`.
@@ -122,10 +122,10 @@ def _float_to_int(value: object) -> object:
 
 
 def _expand_definitions(where: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces FBGEMM's definition objects among the keywords, or mappings in their place, by the options they set.
+    """Replaces FBGEMM's definition objects, or equivalent mappings, among the keywords by the options that they set.
 
     Raises:
-        TypeError: a definition has no known field or an unknown one, or sets an option that is a keyword too.
+        TypeError: a definition has no known field or an unknown one, or sets an option that is also a keyword.
     """
     options = dict(kwargs)
     for keyword, names in _DEFINITIONS.items():
@@ -147,7 +147,7 @@ def _expand_definitions(where: str, kwargs: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _checked_options(where: str, spec: OptimizerSpec, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of an update with defaults; raises for keywords that it does not support."""
+    """Returns the options of an update, including defaults; raises for keywords that the update does not support."""
     options = {**spec.options, **_DEFAULTS.get(spec.family, {})}
     for name, value in keywords.items():
         if name in options:
@@ -256,7 +256,7 @@ def _max_gradient(where: str, keywords: dict[str, Any]) -> float:
 
 
 def _state_dtypes(where: str, spec: OptimizerSpec, keywords: dict[str, Any]) -> tuple[torch.dtype, ...]:
-    """Returns the data type of each state; () if all are float32."""
+    """Returns the data type of each optimizer state; () if all are float32."""
     requested = keywords.pop("state_dtypes", None) or {}
     if not isinstance(requested, Mapping):
         raise TypeError(
@@ -288,10 +288,10 @@ class TableOptimizer:
         spec: the fused update for the class and its keywords.
         options: learning rate and hyperparameters, read at every update, so that schedulers that change them through
             `param_groups` take effect.
-        max_gradient: bound of the absolute value of the aggregated gradient's elements; inf for none.
+        max_gradient: bound of the absolute values of the aggregated gradient's elements; inf: no bound.
         accumulate_step: backward passes of one accumulation window.
         step: number of updates so far.
-        state_dtypes: data types of the states in a row's record, in order; empty if all are float32.
+        state_dtypes: data types of the states, in the order of a row's record; empty if all are float32.
         where: the beginning of error messages, such as the table and the class.
 
     Raises:
@@ -314,9 +314,9 @@ class TableOptimizer:
     where: str = field(default="", repr=False)
     state_dtypes: tuple[torch.dtype, ...] = ()
     _checked: Options | None = field(default=None, init=False, repr=False, compare=False)
-    """Copy of the options that `coefficients` checked last; None before."""
+    """Copy of the options that `coefficients` checked last; None before the first call."""
     _row: list[float] | None = field(default=None, init=False, repr=False, compare=False)
-    """The coefficients for these options, if they do not depend on the step; else None."""
+    """The coefficients for the options in `_checked`, if they do not depend on the step; else None."""
     _steady: bool | None = field(default=None, init=False, repr=False, compare=False)
     """Whether the coefficients do not depend on the step; None if not known yet."""
 
@@ -324,7 +324,7 @@ class TableOptimizer:
         self._names = _coefficient_names(self.spec.kernel)
 
     def uses_step(self) -> bool:
-        """Returns whether an update depends on its number under the current options."""
+        """Returns whether, under the current options, an update depends on its number."""
         if self.spec.table_pass is not None or any(state.counter for state in self.spec.states):
             return True
         first, *others = (self.spec.coefficients(self.options, number) for number in (1, 2, 1000))
@@ -335,7 +335,7 @@ class TableOptimizer:
         """Creates a table optimizer from an optimizer class and its keywords, which are checked.
 
         Args:
-            optimizer_class: a class of torch, or a class of this package.
+            optimizer_class: an optimizer class of torch or of this package.
             kwargs: keywords of the class. `state_dtypes`, which torch does not have, maps names of states to the data
                 types in which they are stored: float32 (the default), float16 or bfloat16. States are computed in
                 float32 and rounded to nearest; see docs/optimizers.md.
@@ -372,7 +372,7 @@ class TableOptimizer:
         """Checks that the optimizer supports `update="step"`.
 
         Raises:
-            ValueError: it collects gradients for `take_gradients`, or accumulates by itself.
+            ValueError: the optimizer collects gradients for `take_gradients`, or accumulates gradients by itself.
         """
         if self.spec.collects_gradients:
             raise ValueError(
@@ -398,7 +398,7 @@ class TableOptimizer:
         return {name: plain(value) for name, value in self.options.items() if name != "params"}
 
     def has_table_pass_after_next(self) -> bool:
-        """Returns whether the optimizer makes a pass over whole tables right after the next update."""
+        """Returns whether the optimizer makes a pass over whole tables right after its next update."""
         table_pass = self.spec.table_pass
         return table_pass is not None and table_pass.due(self.options, self.step + 2)
 
@@ -414,7 +414,7 @@ class TableOptimizer:
         """Returns the kernel's coefficients for the next update, number `step + 1`: `COEFFICIENTS` floats.
 
         Raises:
-            TypeError, ValueError: an option was changed to an invalid value, such as a NaN `lr`, or a coefficient
+            TypeError, ValueError: an option has been changed to an invalid value, such as a NaN `lr`, or a coefficient
                 overflows float32.
         """
         constant = True
@@ -427,10 +427,10 @@ class TableOptimizer:
             self._checked, self._row, self._steady = dict(self.options), None, None
         elif self._row is not None:
             return self._row
-        elif self._steady is None:  # only for options that stay: a schedule changes them every step
+        elif self._steady is None:  # only for options that did not change: a schedule changes them in every step
             self._steady = not self.uses_step()
         options: Options = self.options
-        if not constant:  # Python floats: double precision, whatever type the options have
+        if not constant:  # converts to Python floats, which have double precision
             options = {name: plain(value) for name, value in options.items() if name in self.spec.options}
         values, names = self.spec.coefficients(options, self.step + 1), self._names
         row = list(map(float, map(values.__getitem__, names)))
@@ -442,7 +442,7 @@ class TableOptimizer:
         return row
 
     def _check_coefficients(self, values: Mapping[str, float]) -> None:
-        """Raises ValueError for a coefficient that overflows float32; coefficients of inf mean no bound."""
+        """Raises ValueError for a coefficient that overflows float32; infinite ones, which mean no bound, are valid."""
         for name, value in values.items():
             if not is_representable(torch.float32, value) and not math.isinf(value):
                 options = {option: self.options[option] for option in self.spec.options}

@@ -20,7 +20,7 @@ from .lifecycle import TableLifecycle
 MAX_DIM = 4096
 MAX_NAME_LENGTH = 100
 MAX_DEVIATIONS = 37
-"""Maximum distance of a truncation bound from the mean, in standard deviations: beyond it probabilities underflow."""
+"""Maximum distance of a truncation bound from the mean, in standard deviations; beyond it, probabilities underflow."""
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 
 InitFn = Callable[[torch.Tensor], object]
@@ -30,8 +30,8 @@ InitFn = Callable[[torch.Tensor], object]
 class InitializerType(Enum):
     """The distribution of a row's initial weights; see docs/initializers.md for the formulas.
 
-    LINEAR: evenly spaced values from `init_min` to `init_max`, the same row for every id. UNIFORM: uniform between
-    both. TRUNCATED_NORMAL: a normal distribution truncated to this interval.
+    LINEAR: evenly spaced values from `init_min` to `init_max`, the same row for every id. UNIFORM: a uniform
+    distribution between these bounds. TRUNCATED_NORMAL: a normal distribution truncated to these bounds.
 
     Example:
         >>> from rec_sdk_torch import InitializerType
@@ -63,7 +63,7 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 def _parse(choices: type[Choice], value: Choice | str, option: str) -> Choice:
-    """Converts a member's name to the member; raises ValueError, naming `option`, if there is no such member."""
+    """Converts a member's name to the member; raises ValueError if there is none. `option` names it in the message."""
     try:
         return choices(value.lower() if isinstance(value, str) else value)
     except ValueError:
@@ -75,7 +75,7 @@ class BoundsCheckMode(Enum):
     """The effect of an id outside `[0, num_embeddings)` of an index table, as in FBGEMM's TBE.
 
     FATAL raises IndexError. WARNING reads row 0 and warns. IGNORE reads row 0. NONE is for callers that guarantee valid
-    ids; an invalid one reads row 0 all the same.
+    ids; an invalid id reads row 0 nevertheless.
 
     Example:
         >>> from rec_sdk_torch import BoundsCheckMode
@@ -90,7 +90,7 @@ class BoundsCheckMode(Enum):
 
     @classmethod
     def parse(cls, mode: BoundsCheckMode | str) -> BoundsCheckMode:
-        """Returns the mode with this name, in any case; a mode is returned unchanged.
+        """Returns the mode with this name, whose case does not matter; a mode is returned unchanged.
 
         Raises:
             ValueError: there is no such mode.
@@ -102,8 +102,9 @@ class BoundsCheckMode(Enum):
 class Home(Enum):
     """The owner rank of an id in a table that is sharded row by row over W ranks.
 
-    MODULO: rank `id % W`, not negative. HASH: a hash of the id, which balances ids with a stride. CONTINUOUS: a block
-    of `ceil(num_embeddings / W)` ids per rank, as in TorchRec's row-wise tables; ids outside all blocks as in MODULO.
+    MODULO: rank `id % W`, which is not negative. HASH: a hash of the id, which balances ids with a stride. CONTINUOUS:
+    a block of `ceil(num_embeddings / W)` ids per rank, as in TorchRec's row-wise tables; outside all blocks, MODULO
+    applies.
 
     Example:
         >>> from rec_sdk_torch import Home
@@ -117,7 +118,7 @@ class Home(Enum):
 
     @classmethod
     def parse(cls, home: Home | str) -> Home:
-        """Returns the member with this name, in any case; a member is returned unchanged.
+        """Returns the member with this name, whose case does not matter; a member is returned unchanged.
 
         Raises:
             ValueError: there is no such member.
@@ -129,7 +130,7 @@ ENGINE = {"engine": True}
 """Metadata of fields that the engine's `TableSpec` has under the same name."""
 
 DIVIDED = {"divided": True}
-"""Metadata of fields that are numbers of rows, which are divided among the ranks of a sharded table; 0: no number."""
+"""Metadata of fields with a number of rows that is divided among the ranks of a sharded table, unless it is 0."""
 
 
 @accepts_former_members(range_of_parts="shard_init_range")
@@ -140,12 +141,12 @@ class TableConfig:
 
     Attributes:
         name: `[A-Za-z0-9_]+`, at most 100 characters.
-        num_embeddings: the number of rows of an index table. For a hash table the expected number of ids, not a limit:
-            it sizes cache and planner, and sets the defaults of init_min and init_max.
+        num_embeddings: the number of rows of an index table. For a hash table, the expected number of ids, not a limit:
+            it determines the sizes of cache and planner, and the defaults of init_min and init_max.
         embedding_dim: D, 1 to 4096.
         num_features: number of features that look up this table.
         pooling: the result of a bag's lookup.
-        hashed: whether ids are any int64 (hash table); else `0 <= id < num_embeddings` (index table).
+        hashed: whether an id may be any int64 (hash table). False: `0 <= id < num_embeddings` (index table).
         capacity: maximum number of ids of a hash table, beyond which lookups raise CapacityError; 0 for no limit.
         weight_dtype: float32, float16 or bfloat16. For optimizer states see `TableOptimizer.state_dtypes`.
         initializer_type: the distribution of initial weights.
@@ -154,17 +155,17 @@ class TableConfig:
         init_max: maximum of the initial weights. None: the counterpart of init_min.
         init_mean: mean of a TRUNCATED_NORMAL.
         init_stddev: standard deviation of a TRUNCATED_NORMAL.
-        init_fn: a function that fills initial weights in place, instead of the initializer: an index table's
-            `[num_embeddings, D]`, or `[n, D]` for n new rows of a hash table, in the order in which ids are first seen.
+        init_fn: a function that fills initial weights in place, instead of the initializer: `[num_embeddings, D]` for
+            an index table, or `[n, D]` for n new rows of a hash table, in the order in which their ids first occur.
         lifecycle: admission and eviction of a hash table's ids. None: every id gets a row and keeps it.
-        track_changes: whether the table records when each row changed last, for `TableView.chunks(since=)`; 8 to 10
-            bytes per row.
+        track_changes: whether the table records when each row changed last, for `TableView.chunks(since=)`; this takes
+            8 to 10 bytes per row.
         stochastic_rounding: whether updates round 16-bit weights up or down at random, without bias; see
-            docs/rounding.md. No effect for float32.
-        padding_idx: an id without a row or a gradient, which reads zeros in a sequence and does not count in a MEAN.
-            Any int64: -1 is the id -1. None: no padding id.
+            docs/rounding.md. It has no effect on float32 weights.
+        padding_idx: an id without a row or a gradient, which reads zeros in a sequence and does not count in a MEAN. It
+            may be any int64: -1 is the id -1. None: no padding id.
         cache_dtype: data type of the weights in the device cache, which lookups and updates use: float32, float16 or
-            bfloat16. None: `weight_dtype`, the data type in the host store. Copies between both round to nearest.
+            bfloat16. None: `weight_dtype`, the data type in the host store. Copies between the two round to nearest.
         home: the owner rank of each row, if the table is sharded row by row.
 
     Raises:
@@ -211,7 +212,7 @@ class TableConfig:
             value = as_int(getattr(self, name))
             if value is None or not low <= value <= top:
                 raise ValueError(f"table {self.name!r}: {name} is {getattr(self, name)!r}, allowed are {low} .. {top}")
-            object.__setattr__(self, name, value)  # a Python int, also for a NumPy int
+            object.__setattr__(self, name, value)  # a Python int, even if the user passed a NumPy int
         if self.weight_dtype not in WEIGHT_DTYPES:
             raise ValueError(f"table {self.name!r}: data type {self.weight_dtype}, allowed are {WEIGHT_DTYPES}")
         if self.cache_dtype not in (None, *WEIGHT_DTYPES):
@@ -269,7 +270,7 @@ class TableConfig:
 
     @property
     def _dtypes(self) -> str:
-        """The data types of the weights in the host store and the cache, for messages."""
+        """Text for messages: the data types of the weights in the host store and in the cache."""
         return " and ".join(dict.fromkeys(map(str, (self.weight_dtype, self.cached_dtype))))
 
     def _holds(self, *numbers: float) -> bool:
@@ -286,7 +287,7 @@ class TableConfig:
 
     @property
     def shard_init_range(self) -> tuple[float | None, float | None]:
-        """`init_min` and `init_max` for a shard of the table, whose `num_embeddings` is smaller."""
+        """`init_min` and `init_max` for a shard, whose smaller `num_embeddings` must not change the initial range."""
         return self._bounds if self.initializer_type is InitializerType.TRUNCATED_NORMAL else self.init_range
 
     @property
@@ -325,7 +326,7 @@ def check_names(tables: Sequence[TableConfig]) -> None:
     """Checks that there is at least one table, and that no two tables have the same name.
 
     Raises:
-        ValueError: otherwise.
+        ValueError: there is no table, or two tables have the same name.
     """
     if not tables:
         raise ValueError("at least one table is needed")
@@ -337,6 +338,6 @@ def check_names(tables: Sequence[TableConfig]) -> None:
 
 
 def warn_of_bounds(out_of_range: Sequence[tuple[str, int, int]]) -> None:
-    """Warns of out-of-range ids: (table, number of them, an example)."""
+    """Warns of out-of-range ids: (table, number of such ids, an example)."""
     for name, count, example in out_of_range:
         warn(f"table {name!r}: {count} ids are out of range (such as {example}) and read row 0", InputWarning)
