@@ -83,8 +83,8 @@ def check_depth(depth: int) -> int:
     """Returns `depth` as an int.
 
     Raises:
-        ValueError: not from 0 to 12.
-        TypeError: not an integer.
+        ValueError: `depth` is not from 0 to 12.
+        TypeError: `depth` is not an integer.
     """
     try:
         number = operator.index(depth)

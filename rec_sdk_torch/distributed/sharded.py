@@ -183,8 +183,8 @@ class ShardedCollection(
                 skipped.discard()
             self._pending = self._pending[index + 1 :]
         elif matching:
-            # The mode has changed since the prefetch. If it has not changed on all ranks, this check raises an error
-            # instead of letting the exchange hang.
+            # The mode has changed since the prefetch. If it did not change on all ranks, an exchange would hang.
+            # This check raises an error first.
             _, other = matching[0]
             other.trains = trains
             other.start_check()

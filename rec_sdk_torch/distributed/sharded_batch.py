@@ -239,8 +239,8 @@ class ShardedBatch(Multistreamable):
             (for each dim, the rows of this rank's distinct ids; the works to wait for before these rows are read)
         """
         self.start_check()
-        # This rank may have exchanged other batches between the ids and the rows of this batch. If another rank did so
-        # in another order, rows of two batches would be mixed up, which returns wrong values or crashes the process.
+        # Ranks may have exchanged other batches since they sent the ids of this batch, in different orders.
+        # Without the check, rows of two batches could be mixed up: wrong values, or a crash of the process.
         if not self.immediate:
             self.finish_check()
         assert self.unique is not None

@@ -131,7 +131,7 @@ class Report:
             print(f"    {differences}", flush=True)
 
     def check_failing_launch(self) -> bool:
-        """Launches a kernel that must fail in another process, prints and returns whether it raised an error.
+        """Launches, in another process, a kernel that must fail; prints and returns whether it raised an error.
 
         A separate process is used because torch_npu's queue runs nothing after a failure.
         """

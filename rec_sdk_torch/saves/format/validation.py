@@ -230,7 +230,7 @@ class TableChain:
     def _final_ids(self) -> Int64Array:
         """Returns the ids that have rows in the last save, ascending."""
         base: Int64Array = np.empty(0, np.int64)
-        changes: list[tuple[Int64Array, bool]] = []  # ids, and True for added, False for removed; in order
+        changes: list[tuple[Int64Array, bool]] = []  # in order: ids, and whether they were added or removed
         for folder, manifest, table, files in self._layers():
             rows = self._joined_ids(folder, manifest, table, [file for file in files if file.role == ROWS])
             if not len(base) and not changes:

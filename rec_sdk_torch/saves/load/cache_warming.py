@@ -42,7 +42,7 @@ def _hottest_ids(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
             rank_ids, rank_heats = reader.array("ids"), reader.array("heats")
         owned = match.owned(rank_ids)
         if owned is None and len(files) == 1 and (rank_heats[1:] <= rank_heats[:-1]).all():
-            return rank_ids, rank_heats  # the only file lists them hottest first already
+            return rank_ids, rank_heats  # the only file lists its ids hottest first already
         chosen = slice(None) if owned is None else owned
         ids.append(rank_ids[chosen])
         heats.append(rank_heats[chosen])
@@ -54,7 +54,7 @@ def _hottest_ids(match: TableMatch) -> tuple[Int64Array, np.ndarray]:
 
 
 def _warm_by_counts(view: TableView) -> None:
-    """Fills the cache with the highest rows by score, count, last use or timestamp: the first column that exists."""
+    """Fills the cache with the rows of highest score; a table without scores uses counts, last uses or timestamps."""
     if view.config.lifecycle is None:
         return
     lifecycle = view.config.lifecycle

@@ -57,7 +57,7 @@ def packages() -> Iterator[str]:
 
 
 def libraries() -> Iterator[str]:
-    """Yields which libraries of this package are built."""
+    """Yields a line for each compiled library of this package: its file name, or that it is not built."""
     for pattern, meaning in _LIBRARIES.items():
         found = next(iter(_PACKAGE.glob(pattern)), None)
         yield f"{meaning}: {'not built' if found is None else found.name}"
