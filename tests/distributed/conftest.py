@@ -13,7 +13,7 @@ from rec_sdk_torch.operators.devices.backends import parse_device
 
 @pytest.fixture(scope="session")
 def ranks_of(request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Starts the processes of a world size at its first use, and returns them."""
+    """Returns the processes of a world size, which it starts at the first use."""
     kind = parse_device(request.config.getoption("--device")).type
     started: dict[int, Ranks] = {}
 

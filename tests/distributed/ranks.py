@@ -1,4 +1,7 @@
-"""Runs functions on ranks: processes that stay alive between tests, over gloo or each on its own device."""
+"""Runs functions on ranks: processes that stay alive between tests.
+
+They communicate over gloo, or use one device each.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class Place:
     """The rank of this process, and its device.
 
     Attributes:
-        device: device of its models.
-        rank: its rank, 0 in a process without a group.
+        device: device of the rank's models.
+        rank: rank of the process; 0 without a process group.
         world_size: number of ranks.
     """
 
@@ -65,11 +68,11 @@ def _serve(rank: int, world_size: int, port: int, kind: str, timeout: float, pat
         except BaseException:
             pipe.send((False, traceback.format_exc()))
     torch.distributed.destroy_process_group()
-    gc.collect()  # models hold the groups and so their threads: none may live while the interpreter ends
+    gc.collect()  # models keep process groups and their threads alive; none may remain at interpreter exit
 
 
 class Ranks:
-    """The `world_size` processes of a group, which execute functions one after the other."""
+    """The `world_size` processes of a process group. They execute functions one after another."""
 
     def __init__(self, world_size: int, kind: str = "cpu", timeout: float = TIMEOUT) -> None:
         """Starts the processes; `kind` is the device type, `timeout` the process groups' timeout in seconds."""
@@ -85,12 +88,14 @@ class Ranks:
                 target=_serve, args=(rank, world_size, port, kind, timeout, paths, theirs), daemon=True
             )
             process.start()
-            theirs.close()  # so that the end of a process is noticed
+            theirs.close()  # otherwise the end of a process would go unnoticed
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Runs `function(rank, world_size, *args)` on each rank; returns the results, or raises a rank's error."""
+        """Runs `function(rank, world_size, *args)` on each rank; returns the ranks' results, or raises the
+        error of a rank.
+        """
         for pipe in self._pipes:
             pipe.send((function, args))
         results = []
@@ -116,7 +121,7 @@ class Ranks:
             results.append(result)
         dead = []
         for rank in set(range(len(self._processes))) - set(survivors):
-            # its sockets close before it has an exit code, and survivors notice that
+            # Survivors may report the closed sockets before the killed process has an exit code.
             self._processes[rank].join(TIMEOUT)
             dead.append(self._processes[rank].exitcode)
         assert all(code is not None and code < 0 for code in dead), f"exit codes {dead}"
@@ -148,7 +153,7 @@ Start = Callable[[int], Ranks]
 
 
 def error_of(call: Callable[[], object]) -> str:
-    """Returns the class and message of a call's exception; "" if it raises none."""
+    """Returns the class and message of the exception that the call raises; "" if it raises none."""
     try:
         call()
     except Exception as error:
@@ -157,10 +162,11 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def on_ranks(*world_sizes: int) -> Callable[[Callable[..., object]], Callable[..., None]]:
-    """Makes a test from a function that is called on each rank; all ranks must return the same.
+    """Makes a test from a function that is called on each rank; all ranks must return the same value.
 
-    The function gets `rank` and `world_size` if it has such parameters; its other parameters are the test's. Without
-    numbers here, `world_size` is a parameter of the test.
+    The function receives `rank` and `world_size` if it has such parameters; its other parameters are the test's.
+    Without
+    world sizes as arguments here, `world_size` is a parameter of the test.
     """
 
     def decorate(body: Callable[..., object]) -> Callable[..., None]:
@@ -179,7 +185,7 @@ def on_ranks(*world_sizes: int) -> Callable[[Callable[..., object]], Callable[..
 
 
 def _call(rank: int, world_size: int, module: str, name: str, arguments: dict[str, Any]) -> Any:
-    """Calls the function from which `on_ranks` made a test."""
+    """Calls the function that `on_ranks` has turned into a test."""
     body = getattr(importlib.import_module(module), name).__wrapped__
     place = {"rank": rank, "world_size": world_size}
     return body(**{each: place[each] for each in inspect.signature(body).parameters if each in place}, **arguments)

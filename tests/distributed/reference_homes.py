@@ -21,5 +21,5 @@ def home_of(i: int, home: tuple[int, int], world_size: int) -> int:
 
 
 def home_argument(home: str, num_embeddings: int, world_size: int) -> tuple[int, int]:
-    """Returns the `home` argument of `home_of` for an option's name."""
+    """Returns the `home` argument of `home_of` for the name of a `Home` option."""
     return {"modulo": (-1, 0), "hash": (-2, 0), "continuous": (-3, -(-num_embeddings // world_size))}[home]

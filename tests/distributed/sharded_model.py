@@ -1,4 +1,4 @@
-"""A model that is trained on several ranks, and on one process with the batches of all ranks."""
+"""A model that tests train on several ranks, and in one process with the batches of all ranks."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class Scenario:
 
     Attributes:
         kind: `bags`, `sequences` or `hash`.
-        sharding: of each table, `row_wise` or `table_wise`; None lets the planner choose.
+        sharding: sharding type of each table, such as `row_wise` or `table_wise`; None lets the planner choose.
         cache: cached rows per rank.
-        admit: the count at which an id of a hash table gets a row; 0: immediately.
+        admit: the number of occurrences at which an id of a hash table gets a row; 0 admits every id immediately.
         rules: arguments of `AdmitAndEvictConfig` for hash tables; replaces `admit`.
         init_fn: initializer of the index table.
         padding_idx: padding id by table.
-        frozen: a table that is only read.
+        frozen: name of a table that is not trained.
         homes: the `Home` of each table.
-        made_on: default device under which the model is made before it is sharded, without a device argument.
-        index_rows: rows of the index table, which is looked up at 0 to 30.
-        tracked: whether tables track changes, for deltas; not for kind `hash`.
-        update: when rows are updated, as in the collections.
-        local_size: ranks per machine, as in the sharders.
-        sizes: samples of each rank in each step: `step % len(sizes)`, then `rank % len(sizes[...])`.
+        made_on: torch's default device while the unsharded model is built, without a device argument.
+        index_rows: rows of the index table, of which ids 0 to 30 are looked up.
+        tracked: whether tables track changes, so that delta saves are possible; not for kind `hash`.
+        update: when rows are updated; the collections' option `update`.
+        local_size: ranks per machine; the sharders' option `local_size`.
+        sizes: number of samples by step and rank, both repeated cyclically: `step % len(sizes)` is the first index.
     """
 
     kind: str = "bags"
@@ -163,27 +163,25 @@ def sequences_of_rank(
 
 
 def sequence_values(output: Any) -> torch.Tensor:
-    """Joins the outputs, doubled in place; accesses them by name since TorchRec's pipelines trace the model."""
+    """Concatenates the outputs, doubled in place; reads them by name since TorchRec's pipelines trace the model."""
     return torch.cat([output[name].values().mul_(2).flatten() for name in NAMES])
 
 
 def bags_of(scenario: Scenario, step: int, world_size: int) -> list[tuple[Any, Any]]:
-    """Draws bags and weights of each rank."""
+    """Draws random bags and weights for each rank."""
     rng = np.random.default_rng([scenario.seed, step])
     sizes = scenario.sizes[step % len(scenario.sizes)]
     batches = []
     for rank in range(world_size):
         bags = random_bags(rng, KEYS, scenario.ids, batch_size=sizes[rank % len(sizes)], longest=5)
-        # f2 belongs to the index table; the others have negative ids too
+        # f2 belongs to the index table; the other features also have negative ids
         bags = {key: [[i % 31 if key == "f2" else i - 15 for i in bag] for bag in of] for key, of in bags.items()}
         batches.append((bags, random_weights(rng, bags) if scenario.weighted else None))
     return batches
 
 
 def with_signals(scenario: Scenario, step: int, given: list[tuple[Any, Any]], first: int) -> KeyedJaggedTensor:
-    """Builds the batch of the ranks from `first` on, with unsorted timestamps and click labels, some of them
-    negative.
-    """
+    """Builds the batch of the ranks from `first` on, with unsorted timestamps and click labels; some are negative."""
     stamps: dict[str, list[int]] = {key: [] for key in KEYS}
     labels: list[int] = []
     for rank, (bags, _) in enumerate(given, first):
@@ -219,7 +217,7 @@ def world() -> ShardingEnv:
 def shard(
     model: torch.nn.Module, scenario: Scenario, one_group: bool = False, kinds: Mapping[str, str | None] | None = None
 ) -> DistributedModelParallel:
-    """Shards a model as users of TorchRec do.
+    """Shards a model with TorchRec's planner and DistributedModelParallel, as a user's script would.
 
     Args:
         model: a model with tables.
@@ -238,7 +236,10 @@ def shard(
 
 
 def plan_of(tables: Sequence[str], kinds: str | Sequence[str] = "row_wise", ranks: list[int] | None = None) -> Any:
-    """Builds a plan. `kinds`: the sharding of all tables, or of each; `ranks`: owner ranks of table-wise tables."""
+    """Builds a sharding plan.
+
+    `kinds`: one sharding type, or one per table; `ranks`: owner ranks of table-wise tables.
+    """
     kinds = [kinds] * len(tables) if isinstance(kinds, str) else kinds
     kernel = EmbeddingComputeKernel.FUSED.value
     return EmbeddingModuleShardingPlan(
@@ -252,7 +253,7 @@ def plan_of(tables: Sequence[str], kinds: str | Sequence[str] = "row_wise", rank
 def shard_tables(
     collection: Any, kinds: str | Sequence[str] = "row_wise", ranks: list[int] | None = None, **options: Any
 ) -> Any:
-    """Shards a single collection with a plan of `plan_of`; `options` are the sharders'."""
+    """Shards a single collection with a plan built by `plan_of`; `options` are the options of the sharders."""
     (sharder,) = [each for each in rst.get_default_hybrid_sharders(**options) if each.module_type is type(collection)]
     plan = plan_of([table.name for table in collection.embedding.tables], kinds, ranks)
     return sharder.shard(collection, plan, world(), Place.device)
@@ -274,14 +275,14 @@ def batches_of(scenario: Scenario, steps: int) -> Iterator[KeyedJaggedTensor]:
 
 
 def train(model: Any, scenario: Scenario, steps: Iterable[int]) -> Any:
-    """Trains the model on the rank's batches of these steps; returns the model."""
+    """Trains the model on this rank's batch of each step; returns the model."""
     for step in steps:
         model(batch_of(scenario, step))[0].backward()
     return model
 
 
 def assert_same(found: Any, expected: Any, where: str = "") -> None:
-    """Compares results: tensors, bit by bit, in lists and dictionaries of any depth."""
+    """Asserts that results are equal, tensors bit by bit; lists and dictionaries may be nested to any depth."""
     if isinstance(expected, torch.Tensor):
         assert torch.equal(found, expected), where
     elif isinstance(expected, Mapping):
@@ -296,7 +297,7 @@ def assert_same(found: Any, expected: Any, where: str = "") -> None:
 
 
 def assert_rows(found: Rows, expected: Rows, rtol: float = 0, atol: float = 0, fill: float = 0) -> None:
-    """Compares the rows of tables. States that one of them lacks are `fill`: an index row that was not looked up."""
+    """Compares the rows of tables. A row without optimizer states, never looked up, is padded with `fill`."""
     assert found.keys() == expected.keys()
     for table, wanted in expected.items():
         assert found[table].keys() == wanted.keys(), table
@@ -316,7 +317,10 @@ def _padded(rows: list[torch.Tensor], fill: float) -> list[torch.Tensor]:
 
 
 def united(of_ranks: list[Rows], shardings: Sequence[str | None] = ("row_wise",) * 3) -> Rows:
-    """Joins the rows of all ranks, each on one rank or on all; a sharding of None means the planner chose."""
+    """Merges the rows of all ranks. A table's rows are on one rank each, or all on every rank.
+
+    A sharding of None means that the planner chose; the table is then replicated if ranks share ids.
+    """
     result: Rows = {}
     for table, sharding in zip(of_ranks[0], shardings, strict=True):
         first, *others = parts = [rows[table] for rows in of_ranks]
@@ -357,18 +361,17 @@ def _made(scenario: Scenario) -> Any:
     with made_on:
         model: Any = Model(scenario, seed=3 + Place.rank, device=None if scenario.made_on else Place.device)
     assert model.sparse.device.type == (scenario.made_on or Place.device.type)
-    return shard(model, scenario)  # the seed of rank 0 is used
+    return shard(model, scenario)  # sharding keeps the seed of rank 0
 
 
 def train_sharded(
     rank: int, world_size: int, scenario: Scenario, depth: int = 0, saves: str = "", homes: Any = None
 ) -> Any:
-    """Trains on a rank; returns (outputs of each step, rows, dense parameter, exchange stats, cache stats, device).
+    """Trains on one rank; returns (outputs of each step, rows, dense parameter, exchange stats, cache stats, device).
 
-    With a folder `saves`, the tables are saved there half-way and training continues in other tables that load the
-    save,
-    with the `homes` given. If tables are tracked the save is a delta of a save after the first step, in a folder beside
-    it.
+    With a folder `saves`, the tables are saved there half-way, and training continues in a new model that loads the
+    save and has the option `homes`. If tables track changes, that save is a delta whose base save, written after the
+    first step, is in another subfolder.
     """
     model = _made(scenario)
     torch.manual_seed(FILLS)
@@ -396,7 +399,7 @@ def optimizer_of(model: Any, lr: float) -> CombinedOptimizer:
 
 
 def _steps(model: Any, scenario: Scenario, steps: range, depth: int) -> list[torch.Tensor]:
-    """Trains the steps; returns their outputs."""
+    """Runs the training steps; returns the output of each."""
     optimizer, rank = optimizer_of(model.module, lr=0.05), Place.rank
     pipeline: Any = rst.EmbCacheTrainPipelineSparseDist(model, optimizer, "cpu", Place.device, depth=depth)
     batches = (with_signals(scenario, step, [bags_of(scenario, step, Place.world_size)[rank]], rank) for step in steps)
@@ -406,7 +409,8 @@ def _steps(model: Any, scenario: Scenario, steps: range, depth: int) -> list[tor
 def train_alone(scenario: Scenario, world_size: int) -> Any:
     """Trains in one process; returns (outputs of each step, rows, dense parameter)."""
     if scenario.optimizer is torch.optim.Adam and scenario.options.get("weight_decay"):
-        scenario = replace(scenario, optimizer=torch.optim.AdamW)  # the decay of TorchRec's sharded tables
+        # TorchRec's sharded tables decouple Adam's weight decay
+        scenario = replace(scenario, optimizer=torch.optim.AdamW)
     model = Model(scenario, seed=3, cache=1000)
     torch.manual_seed(FILLS)
     optimizer = optimizer_of(model, lr=0.05)

@@ -1,4 +1,4 @@
-"""The engine's deduplication of ids, compared with dictionaries in plain Python."""
+"""The engine's deduplication of ids, compared with a reference that uses Python dictionaries."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Case:
 
     def run(self, segments: bool = True) -> UniqueBatch:
         host = Deduplicator(self.rows, self.homes, self.groups, self.tables, self.columns, self.means, self.world_size)
-        # the empty batch leaves nothing behind
+        # an empty batch must not affect the next one
         host.run(self.values[:0], np.zeros(1, np.int64), np.zeros_like(self.keys), 0)
         return host.run(self.values, self.offsets, self.keys, self.size, self.weighted, segments)
 
@@ -70,7 +70,7 @@ class Case:
 def check(case: Case, found: UniqueBatch) -> None:
     count = len(case.homes)
     of_table = [case.lookups(table) for table in range(count)]
-    places: dict[tuple[int, int], int] = {}  # (table, id) -> slot
+    places: dict[tuple[int, int], int] = {}  # (table, id) -> slot number
     ids, repeats = [], []
     slots = [0] * (max(case.groups) + 1)
     for rank in range(case.world_size):
@@ -101,7 +101,7 @@ def check(case: Case, found: UniqueBatch) -> None:
         assert found.feature_lookups(group) == [sum(bags) for bags in in_bag]
         assert offsets == (np.cumsum([0, *(n for bags in in_bag for n in bags)]).tolist() if case.pooled else None)
         borders, row, column, scale, positions, hot = fields(*found.segments(group), *SEGMENT_TYPES)
-        order = sorted(range(len(lookups)), key=lambda n: own[n])  # stable
+        order = sorted(range(len(lookups)), key=lambda n: own[n])  # a stable sort
         assert borders == [sum(slot < row for slot in own) for row in range(rows + 1)]
         assert (hot or []) == hot_segments(np.array(borders)).ravel().tolist()
         if not case.pooled:
@@ -118,7 +118,7 @@ def check(case: Case, found: UniqueBatch) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_signals_are_sent_with_their_ids(seed: int) -> None:
-    """Two ranks exchange ids; every table is hashed, and rank 0 owns all ids."""
+    """Two ranks send ids with signals to rank 0, which owns all ids; every table is a hash table."""
     rng = np.random.default_rng([seed, 5])
     kinds = rng.integers(0, 8, 3).tolist()
     tables = [0, 1, 1, 2, 2]
@@ -172,7 +172,7 @@ def test_signals_are_sent_with_their_ids(seed: int) -> None:
 
 
 def dedup(**change: Any) -> Deduplicator:
-    """Builds a deduplicator for one hash table with one feature, whose ids two ranks own by modulo."""
+    """Builds a deduplicator for one hash table with one feature; two ranks own its ids by modulo."""
     options: dict[str, Any] = {"num_embeddings": [0], "homes": [(-1, 0)], "groups": [0], "feature_tables": [0]}
     return Deduplicator(**{**options, "feature_columns": [], "feature_means": [], "world_size": 2} | change)
 
@@ -201,7 +201,7 @@ def test_ids_out_of_range_of_an_index_table() -> None:
     host = Deduplicator([5, 0], [(-1, 0)] * 2, [0, 0], [0, 1], [], [], 2)
     found = host.run(np.array([4, 5, -1, 9, -9]), np.array([0, 3, 5]), np.array([0, 1]), 1)
     assert found.out_of_range == [(0, 2, 5)]
-    assert found.ids.tolist() == [4, 0, 9, -9]  # for rank 0: ids of table 0; then for rank 1: 9 and -9
+    assert found.ids.tolist() == [4, 0, 9, -9]  # sent to rank 0: 4 and 0; sent to rank 1: 9 and -9
 
 
 def test_a_large_batch_on_any_number_of_threads() -> None:

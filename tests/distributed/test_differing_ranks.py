@@ -1,4 +1,4 @@
-"""Ranks whose tables, options, modes or order of calls differ: all raise, and the message names the difference."""
+"""Ranks whose tables, options, modes or order of calls differ: all ranks raise an error that names the difference."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_differing_tables_are_refused_when_sharding(rank: int, what: str) -> str
     assert message.startswith("ValueError: ")
     of_table = "table 't0': " if what in OTHER_TABLES else ""
     assert f"{of_table}{what.strip()} is {first} on rank 0, {second} on rank 1" in message
-    step(trainable(with_config()))  # the ranks are still in step
+    step(trainable(with_config()))  # the exchanges of the ranks still match
     return message
 
 
@@ -133,7 +133,7 @@ def test_check_finite_of_one_rank_is_refused(rank: int) -> str:
     return message
 
 
-# ---- optimizers, and attributes that may change later
+# ---- optimizers, and attributes that may change during training
 
 
 ADAGRAD = torch.optim.Adagrad
@@ -193,7 +193,7 @@ def test_a_change_on_one_rank_is_refused(rank: int, kind: str) -> str:
     group = tables.fused_optimizer.param_groups[0]
     step(tables)
     if kind == "lr_tensor":
-        for lr in (0.4, torch.tensor(0.3), torch.tensor(0.25)):  # the same on all ranks
+        for lr in (0.4, torch.tensor(0.3), torch.tensor(0.25)):  # these changes are the same on all ranks
             group["lr"] = lr
             step(tables)
     change, text = CHANGES[kind]
@@ -212,10 +212,10 @@ WAYS = {"loop": None, "depth 0": 0, "depth 2": 2, "torchrec": None}
 
 
 class TwoCollections(torch.nn.Module):
-    """A model with two collections, which a rank may call in another order."""
+    """A model with two collections; a test may swap the order in which one rank calls them."""
 
     def __init__(self, second: str = "alike") -> None:
-        """Builds two collections; the second is `alike`, or has `wider` rows and counts ids, or has `fewer` tables."""
+        """Builds two collections. The second is `alike`, has `wider` rows and counts ids, or has `fewer` tables."""
         super().__init__()
         scenario = Scenario(dims=(4, 8, 6), admit=2) if second == "wider" else Scenario()
         self.first, self.second = Model(Scenario(), 3), Model(scenario, 4)
@@ -260,7 +260,7 @@ def test_a_differing_order_of_collections_is_refused(rank: int, way: str, second
     message = error_of(once)
     assert message.startswith("RuntimeError: ")
     assert "rank 0 trains batch 1 of collection 'first.sparse', rank 1 trains batch 1 of collection" in message
-    if way == "loop":  # the ranks are still in step
+    if way == "loop":  # the exchanges of the ranks still match
         model.module.swapped = False
         once()
     return message
@@ -275,7 +275,7 @@ def test_a_differing_order_of_collections_is_refused(rank: int, way: str, second
     ],
 )
 def test_gradients_of_differing_tables_end_the_training(rank: int, kind: str, text: str) -> list[str]:
-    """In one step each rank has the other's collection in its loss, or the two losses in the other order."""
+    """In one step the ranks train different collections, or run the two backward passes in different orders."""
     model = shard(TwoCollections(), Scenario()).module
     batch = jagged({key: [[2, 3], [4]] for key in ("f0", "f1", "f2", "f3")})
 
@@ -341,7 +341,7 @@ def test_evaluation_on_one_rank_is_refused(rank: int, way: str, rules: dict[str,
     assert "rank 0 trains" in message
     assert "rank 1 evaluates" in message
     if way != "torchrec":  # TorchRec's pipeline has replaced the forward
-        model.eval()  # all ranks together
+        model.eval()  # all ranks change the mode together
         model.module(batch_of(scenario, 0))
     return message
 

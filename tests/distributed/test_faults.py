@@ -1,6 +1,6 @@
-"""Ranks whose data ends at different steps end together; faults of one rank raise on all.
+"""Ranks whose data ends at different steps stop together; a fault of one rank raises an error on all ranks.
 
-A faulty rank dies, does not take part, or has a batch or gradients that fail.
+A faulty rank dies, misses an exchange, or has an invalid batch or invalid gradients.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TIMEOUT = 4
 
 
 def start_killable_ranks(device: torch.device, count: int) -> Iterator[Ranks]:
-    """Starts separate ranks, which the test may kill."""
+    """Starts separate processes, so that a test may kill a rank."""
     if device.type != "cpu":
         pytest.skip("nccl and hccl set their own timeouts; ids go over gloo on every device")
     ranks = Ranks(count, device.type, TIMEOUT)
@@ -74,7 +74,7 @@ class Collections(torch.nn.Module):
         return torch.stack([part(batch)[0] for part in self.parts]).sum(), batch.values()
 
 
-# ---- data that ends at different steps: ranks train the batches that all have, then end together
+# ---- data that ends at different steps: all ranks stop after the shortest rank's last batch
 
 
 BATCHES = {2: (6, 4), 4: (5, 7, 3, 4)}
@@ -128,7 +128,10 @@ def train_epochs(rank: int, world_size: int, kind: str, depth: int, counts: tupl
 
 
 def check(ranks: Ranks, kind: str, depth: int, counts: tuple[int, ...], even: Any = None) -> None:
-    """Checks that ranks train the batches that all have, with the same rows as `even`, where every rank has as many."""
+    """Checks that ranks stop after the shortest rank's batches, and compares rows with `even`.
+
+    `even` are the results of a run in which every rank has that many batches.
+    """
     results = ranks.run(train_epochs, kind, depth, counts)
     assert [steps for steps, _ in results] == [[min(counts)] * EPOCHS] * len(counts)
     if even is not None:
@@ -137,7 +140,7 @@ def check(ranks: Ranks, kind: str, depth: int, counts: tuple[int, ...], even: An
 
 @pytest.mark.parametrize("world_size", BATCHES)
 def test_ranks_train_the_batches_that_all_have(ranks_of: Start, pytestconfig: pytest.Config, world_size: int) -> None:
-    """Two ranks run half of the pipelines and depths, four ranks a quarter, unless it is the full suite."""
+    """Outside the full suite, two ranks run half of the pipelines and depths, and four ranks run a quarter."""
     counts, ranks = BATCHES[world_size], ranks_of(world_size)
     kinds = [*((kind, depth) for kind in ("all", "loop") for depth in range(4)), ("hybrid", 2)]
     named = [(kind, 2) for kind in NAMED]
@@ -163,7 +166,7 @@ def test_fewer_batches_than_the_prefetch_depth(ranks_of: Start, counts: tuple[in
 @on_ranks(2)
 @pytest.mark.parametrize("depth", [0, 2])
 def test_an_untrained_bad_batch_does_not_raise(rank: int, depth: int) -> None:
-    """Rank 1's third batch cannot be looked up, but rank 0 has only two batches."""
+    """Rank 1's third batch is invalid but is not trained, because rank 0 has only two batches."""
     model = sharded(Scenario())
     dense = torch.optim.SGD([model.module.scale], lr=0.05)
     good = list(batches_of(Scenario(), 2))
@@ -186,7 +189,7 @@ def fork_a_rank(rank: int, world_size: int) -> list[str]:
 
 
 def test_a_process_forked_by_a_rank_is_no_rank(ranks_of: Start, device: torch.device) -> None:
-    """The child has the rank's sockets, whose exchanges it could corrupt, and none of its threads."""
+    """The child inherits the rank's sockets, so it could corrupt exchanges, but none of the rank's threads."""
     if device.type != "cpu":
         pytest.skip("devices do not survive a fork")
     errors, _ = ranks_of(2).run(fork_a_rank)
@@ -196,11 +199,11 @@ def test_a_process_forked_by_a_rank_is_no_rank(ranks_of: Start, device: torch.de
         assert "forked from a rank" in each
 
 
-# ---- a rank that dies, or does not take part
+# ---- a rank that dies or misses an exchange
 
 
 def die_at(rank: int, world_size: int, stage: str, local_size: int | None = None) -> str:
-    """Kills the last rank; returns the error of the others."""
+    """Kills the last rank at `stage`; returns this rank's error on the other ranks."""
     scenario = Scenario(dims=(4, 8, 4), local_size=local_size)
     model = train(sharded(scenario), scenario, range(1))
     if rank == world_size - 1:
@@ -226,21 +229,24 @@ FULL = pytest.mark.full
 )
 def test_the_death_of_a_rank_is_an_error_on_the_others(killable_ranks: Ranks, stage: str) -> None:
     (message,) = killable_ranks.run_survivors(die_at, stage, survivors=[0])
-    if stage != "backward":  # there, DistributedDataParallel's exchange may end first
+    if stage != "backward":  # in a backward pass, DistributedDataParallel's exchange may fail first
         assert "rank 0 of 2 could not exchange" in message
         assert "another rank has ended" in message
-    assert message.startswith("RuntimeError")  # if the rank hung, the test harness would end it
+    assert message.startswith("RuntimeError")  # a rank that hangs would fail in the test harness instead
 
 
 @FULL
 def test_the_death_of_a_rank_is_an_error_on_all_machines(four_killable_ranks: Ranks) -> None:
-    """Rank 0 exchanges nothing with rank 3 of another machine: it waits, at most for the timeout, for ranks that do."""
+    """Rank 0 exchanges nothing with rank 3, which is on another machine.
+
+    It waits, up to the timeout, for ranks that do exchange with rank 3.
+    """
     for rank, message in enumerate(four_killable_ranks.run_survivors(die_at, "to_owners", 2, survivors=[0, 1, 2])):
         assert f"rank {rank} of 4 could not exchange" in message
 
 
 def progress_until_error(pipeline: Any, batches: Any) -> tuple[int, str]:
-    """Returns the step that raises, and its message."""
+    """Returns the number of the step that raises, and the error message."""
     for step in range(10):
         try:
             pipeline.progress(batches)
@@ -287,18 +293,18 @@ def uneven_in_torchrecs_pipeline(
 def test_data_that_ends_early_in_torchrecs_pipeline(
     killable_ranks: Ranks, counts: tuple[int, int], collections: int, one_group: bool
 ) -> None:
-    """The pipeline exchanges ids one step ahead, so the last batch that all ranks have is not trained either."""
+    """The pipeline exchanges ids one step ahead, so even the last batch that every rank has is not trained."""
     for steps, message in killable_ranks.run(uneven_in_torchrecs_pipeline, collections, one_group, counts):
         assert steps == min(counts) - 1
         assert "of 2 could not exchange" in message
         assert "has not taken part within the process group's timeout" in message
 
 
-# ---- saves and state dicts without a rank
+# ---- saves and state dicts in which one rank takes no part
 
 
 def leave_others(rank: int, world_size: int, path: str) -> list[str]:
-    """Returns the errors of saves and gathered state dicts on rank 0, after rank 1 took part in each only once."""
+    """Returns the errors of saves and gathered state dicts on rank 0, after rank 1 has taken part in each only once."""
     model = train(sharded(PLAIN), PLAIN, range(1))
     saver, whole = rst.Saver(), {"sparse.embedding_bags.t1.weight": torch.empty(31, 4)}
     full = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -312,7 +318,7 @@ def leave_others(rank: int, world_size: int, path: str) -> list[str]:
             patch.setattr(job, "write_snapshot", lambda snapshot: wait_for(done))
         future = saver.save(model, path, background=True)
         calls = [gather, get, future.result, functools.partial(saver.load, model, path)] if rank == 0 else []
-        with ThreadPoolExecutor(4) as together:  # they wait for the timeout at the same time
+        with ThreadPoolExecutor(4) as together:  # all four calls wait for the timeout concurrently
             messages = list(together.map(error_of, calls))
         if rank == 0:
             done.touch()
@@ -321,14 +327,14 @@ def leave_others(rank: int, world_size: int, path: str) -> list[str]:
 
 
 def wait_for(file: Path) -> None:
-    for _ in range(100 * TIMEOUT):  # it needs 20 s
+    for _ in range(100 * TIMEOUT):  # the file normally appears within 20 s
         if file.exists():
             return
         time.sleep(0.1)
 
 
 def test_a_save_without_one_rank_times_out(killable_ranks: Ranks, tmp_path: Path) -> None:
-    """The other ranks wait for the process group's timeout, and name the missing rank and the exchange."""
+    """Rank 0 waits until the process group's timeout; its errors name the exchange that rank 1 missed."""
     found = killable_ranks.run(leave_others, str(tmp_path))[0]
     exchanges = [
         "how many rows of sparse.embedding_bags.t1.weight each rank has",
@@ -421,11 +427,11 @@ def test_a_nan_of_one_rank(rank: int, guard: str) -> str:
     else:
         origin.sparse.embedding._set_options(check_finite=guard)
     model = shard(origin, scenario).module
-    # Odd ids belong to rank 1, which is the only one with a NaN, for one of its own ids.
+    # Rank 1 looks up odd ids, which it owns itself; only its gradients are NaN.
     batch = jagged({key: [[2 * i + rank] for i in range(3)] for key in KEYS})
 
     def step(bad: bool) -> str:
-        loss, _ = model(batch)  # DistributedDataParallel ends with an error in a backward pass
+        loss, _ = model(batch)  # no DistributedDataParallel: it cannot continue after an error in a backward pass
         factor = float("nan") if bad else scaler.get_scale() if guard == "scaler" else 1.0
         return error_of((loss * factor).backward)
 
@@ -444,7 +450,8 @@ def test_a_nan_of_one_rank(rank: int, guard: str) -> str:
 def test_a_batch_that_fails_fails_on_all_ranks(rank: int) -> list[str]:
     model = shard(Model(Scenario(cache=8), 0), PLAIN)
     good, seen = jagged({key: [[1], [2]] for key in KEYS}), []
-    for bad in (jagged({"f0": [[1]]}), jagged(WIDE)):  # of rank 1; the second does not fit rank 0's cache
+    # batches of rank 1: the first lacks features, the second exceeds rank 0's cache
+    for bad in (jagged({"f0": [[1]]}), jagged(WIDE)):
         seen.append(error_of(lambda bad=bad: model(good if rank == 0 else bad)[0].backward()))
         model(good)[0].backward()
     outputs = model.module.sparse(jagged(WIDE))

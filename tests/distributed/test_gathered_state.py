@@ -1,6 +1,7 @@
-"""State dicts of sharded models in TorchRec's gathering functions and in torch.distributed.checkpoint.
+"""State dicts of sharded models, passed to TorchRec's gathering functions and torch.distributed.checkpoint.
 
-TorchRec's two-tower example gathers a state dict before it serves. torch.distributed.checkpoint assumes that a plain
+TorchRec's two-tower example gathers a state dict before it serves the model. torch.distributed.checkpoint assumes that
+a plain
 tensor is the same on all ranks.
 """
 
@@ -31,7 +32,7 @@ from rec_sdk_torch.runtime.rank_rows import mark_rank_rows, refuse_rank_rows
 
 
 class Plain(torch.nn.Module):
-    """The tests' model with TorchRec's tables, unsharded."""
+    """The model of these tests with TorchRec's unsharded tables."""
 
     def __init__(self, device: str, rows: int = 40, dim: int = 4) -> None:
         super().__init__()
@@ -59,10 +60,11 @@ def trained(model: Any, least: int = 0) -> Any:
 
 
 def gathered(rank: int, world_size: int, scenario: Scenario, ours: bool) -> Any:
-    """Gathers a trained model on rank 0.
+    """Trains a model and gathers its state dict on rank 0.
 
     Returns:
-        Rows of this rank; weights and a dense parameter of the gathered model on rank 0; this rank's dense parameter.
+        Rows of this rank; weights and the dense parameter of the gathered model (rank 0 only); this rank's dense
+        parameter.
     """
     model = trained(sharded(scenario))
     group = dist.new_group(backend="gloo")
@@ -162,7 +164,7 @@ def test_scripts_may_import_the_function_first() -> None:
 
 
 def test_rows_in_torchrecs_collection_are_ordered_by_id() -> None:
-    """TorchRec's collection takes rows in order: row i belongs to id i."""
+    """TorchRec's collection expects rows in id order: row i belongs to id i."""
     config = rst.EmbCacheEmbeddingBagConfig(name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"])
     ours = rst.EmbCacheEmbeddingBagCollection([config], cache=8, device="cpu")
     rst.apply_optimizer_in_backward(torch.optim.SGD, ours.parameters(), {"lr": 0.1})
@@ -239,8 +241,9 @@ def test_rows_of_one_rank_are_not_saved_for_all(rank: int, tmp_path: Path) -> No
 
 @on_ranks(2)
 def test_keys_may_name_the_rank(rank: int, tmp_path: Path) -> None:
-    """The checkpoint is written in the background and read into another model's state dict, or into tensors of its
-    sizes.
+    """The checkpoint is written in the background. It is read into another model's state dict, or into tensors of
+    the same sizes.
+
     """
     source, target = train(sharded(EVEN), EVEN, range(2)), sharded(EVEN, 4)
     saved, group = source.state_dict(), dist.new_group(backend="gloo")

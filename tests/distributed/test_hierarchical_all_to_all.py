@@ -1,4 +1,4 @@
-"""The hierarchical (two-level) all-to-all has the bits of one level, with fewer messages.
+"""The hierarchical (two-level) all-to-all: bit-identical to a one-level all-to-all, with fewer messages.
 
 The last tests count the calls of one training batch through a sharded collection.
 """
@@ -78,8 +78,8 @@ def test_two_levels_have_the_bits_of_one(
 def exchange_counters(
     rank: int, world_size: int, scenario: Scenario, one_group: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the counters of an evaluation batch, and of a training batch after it."""
-    one_group &= Device.device.type == "cpu"  # only there the group of rows reaches the host
+    """Returns the exchange counters of an evaluation batch, and of the training batch that follows."""
+    one_group &= Device.device.type == "cpu"  # only on the host can the process group of rows exchange ids too
     model, batch = sharded(scenario, one_group=one_group), batch_of(scenario, 0)
     with torch.no_grad():
         model.eval()(batch)
@@ -107,7 +107,7 @@ def test_messages_and_bytes(ranks_of: Start, world_size: int, local_size: int | 
             assert read["bytes_between"] == trained["bytes_between"] == 0
     if size not in (1, world_size):
         return
-    # Id counts are a message of fixed width to each rank: four numbers, then one for each table, of 8 bytes.
+    # The id counts for each rank are one message of fixed width: four 8-byte numbers, then one per table.
     own = sum(trained[name] for _, trained in found for name in ("id_bytes", "row_bytes", "grad_bytes"))
     sent = sum(trained[name] for _, trained in found for name in ("bytes_within", "bytes_between"))
     numbers = sent - own
@@ -116,10 +116,8 @@ def test_messages_and_bytes(ranks_of: Start, world_size: int, local_size: int | 
 
 
 def test_bytes_of_each_level(ranks_of: Start) -> None:
-    """Each rank looks up one id, all owned by rank 3, local rank 1 of machine 1: rank 1 forwards the ids of machine
-    0.
-    """
-    to_place = {0: 1, 2: 1}  # ids, and their gradients, for the rank with local rank 1
+    """Each rank looks up one id that rank 3 (local rank 1 of machine 1) owns. Rank 1 forwards the ids of machine 0."""
+    to_place = {0: 1, 2: 1}  # ids and gradients sent to the rank with local rank 1
     for rank, stats in enumerate(ranks_of(4).run(count_one)):
         row, width = 4 * 4, stats["width"]
         questions_between = 2 * (rank == 1)
@@ -137,7 +135,7 @@ def count_one(rank: int, world_size: int) -> dict[str, int]:
     return stats
 
 
-# ---- machines that do not exist
+# ---- invalid numbers of ranks per machine
 
 
 ON_TWO = {"LOCAL_WORLD_SIZE": ["2"] * 4, "LOCAL_RANK": ["0", "1", "0", "1"]}
@@ -164,7 +162,7 @@ ON_ONE = {"LOCAL_WORLD_SIZE": ["4"] * 4, "LOCAL_RANK": ["0", "1", "2", "3"]}
 )
 @on_ranks(4)
 def test_every_rank_has_the_same_error(rank: int, options: list[Any], places: Any, message: str) -> str:
-    """Sets LOCAL_WORLD_SIZE and LOCAL_RANK of each rank to `places`; the error is the same on all."""
+    """Sets each rank's LOCAL_WORLD_SIZE and LOCAL_RANK from `places`; all ranks raise the same error."""
     with pytest.MonkeyPatch.context() as patch:
         for name, values in places.items():
             patch.setenv(name, values[rank])
@@ -200,7 +198,7 @@ def test_machines_of_the_environment() -> None:
 
 @on_ranks(4)
 def test_a_rank_that_ignores_its_output_blocks_none(rank: int) -> None:
-    """Only rank 3 uses the output of its evaluation batch; then all meet in a separate group."""
+    """Only rank 3 uses the output of its evaluation batch; then all ranks synchronize in a separate group."""
     scenario = Scenario(local_size=2)
     tables = sharded(scenario).module.sparse.eval()
     with torch.no_grad():
@@ -218,12 +216,14 @@ ALL_TO_ALL, TWO_LEVELS = "distributed/all_to_all.py", "distributed/hierarchical_
 
 
 def count_calls_of_rank(rank: int, world_size: int, local_size: int | None) -> tuple[CallCounter, int]:
-    """Counts the calls of a batch of two tables in one group; also returns the rows evicted from the cache."""
+    """Counts the calls of one training batch of two tables in one group; also returns how many rows the cache
+    spilled.
+    """
     configs = (bag_config(f"t{table}", [f"f{table}"], num_embeddings=1000) for table in range(2))
     with call_counter() as calls:
         collection = bags_collection(
             Device.device, *configs, cache=ROWS * 5 // 2
-        )  # two batches and a half on each rank
+        )  # the cache holds two and a half batches of each rank
         apply(collection, torch.optim.Adagrad, lr=0.1)
         tables = shard_tables(collection, local_size=local_size)
 

@@ -1,6 +1,6 @@
-"""`home=`: the owner rank of an id is found by modulo, hash or blocks, which affects only speed and memory.
+"""`home=` chooses owner ranks by modulo, hash or blocks. The choice affects only speed and memory.
 
-Replicated tables, which every rank owns, have the same bits as tables with one owner.
+Replicated tables, all of whose rows every rank owns, are bit-identical to tables with one owner per row.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_the_engine_finds_the_rank(home: tuple[int, int], world_size: int) -> No
 
 
 def test_hashed_ranks_do_not_change_between_versions() -> None:
-    """State dicts of ranks, also from other versions, hold rows by these ranks."""
+    """State dicts written by other versions also distribute rows by these owner ranks, so they must not change."""
     hashed = [4, 4, 0, 0, 2, 3, 3, 4, 2, 4, 3, 0, 3, 2, 2, 4]
     assert owner_ranks(np.arange(-4, 12), (-2, 0), 5).tolist() == hashed
 
@@ -124,7 +124,7 @@ CASES = {
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
 def test_training_has_the_same_bits(ranks_of: Start, tmp_path: Path, number: int) -> None:
-    """A save is also loaded into a model with other homes."""
+    """The rows are also saved half-way and loaded into a model with another `home=`."""
     scenario, ranks = list(CASES.values())[number], ranks_of(2)
     saved, loaded = (scenario.homes, OTHERS[number % 2])[:: -1 if number > 1 else 1]
     expected = ranks.run(train_sharded, scenario)
@@ -146,7 +146,7 @@ def tables_at(home: str) -> Any:
 
 @on_ranks(2, 4)
 def test_only_hashed_homes_spread_ids_with_a_stride(rank: int, world_size: int) -> None:
-    """The planner assumes the same load on every rank, which hashed ids have."""
+    """The planner assumes an equal load on all ranks; only hashed owner ranks achieve it here."""
     even, batch = 4000 // world_size, jagged({"f0": [[i * world_size for i in range(4000)]]})
     model: Any = shard(torch.nn.ModuleDict({"sparse": tables_at("hash")}), Scenario(sharding=("row_wise",)))
     (of_table,) = model.plan.plan["sparse"].values()
@@ -159,7 +159,7 @@ def test_only_hashed_homes_spread_ids_with_a_stride(rank: int, world_size: int) 
 
 
 def test_ids_of_a_rank_do_not_crowd_its_map() -> None:
-    """Ranks and id maps use different hashes: the ids of one rank spread over its whole map."""
+    """Owner ranks and id maps use different hashes, so the ids of one rank spread over its whole map."""
     ids = np.arange(1_000_000)
     own_ids = ids[owner_ranks(ids, (-2, 0), 8) == 3]
     places = [home_in_map(int(i), 64) for i in own_ids[:20_000]]
@@ -259,7 +259,7 @@ def test_copies_that_would_differ_are_refused(rank: int) -> None:
 
 @on_ranks(2)
 def test_a_batch_begun_in_evaluation_is_not_trained() -> None:
-    """A batch that began in evaluation mode did not send its ids to the other ranks."""
+    """In evaluation mode, ids of replicated tables are not sent to other ranks, so the batch cannot be trained."""
     scenario = Scenario(sharding=ALL)
     tables = sharded(scenario).module.sparse
     before = rows(tables)

@@ -1,4 +1,4 @@
-"""Saves of sharded collections are loaded by the same or another number of ranks, or one process, and vice versa."""
+"""Saves of sharded collections: loaded by any number of ranks or by one process, and vice versa."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def owned_rows(model: torch.nn.Module) -> Bytes:
 
 
 def counted(name: str, view: TableView) -> Bytes:
-    """Returns the counters of admission and eviction: of rows, of candidates, and the clocks."""
+    """Returns the state of admission and eviction: counters of rows and candidates, and the clocks."""
     if view.config.lifecycle is None:
         return {}
     result: Bytes = {
@@ -105,7 +105,7 @@ def counted(name: str, view: TableView) -> Bytes:
 
 
 def joined(scenario: Scenario, parts: list[Bytes]) -> Bytes:
-    """Joins the rows of all ranks; each id occurs once, or on every rank if its table is data_parallel."""
+    """Merges the rows of all ranks; each id occurs once, or on every rank if its table is data_parallel."""
     copies = {f"t{place}" for place, sharding in enumerate(scenario.sharding) if sharding == ALL}
     result: Bytes = {}
     for part in parts:
@@ -127,13 +127,13 @@ def save(rank: int, world_size: int, scenario: Scenario, path: str) -> Bytes:
 
 
 def load(rank: int, world_size: int, scenario: Scenario, path: str) -> Bytes:
-    model = train(sharded(scenario), scenario, range(50, 52))  # these rows are replaced
+    model = train(sharded(scenario), scenario, range(50, 52))  # the load replaces these rows
     rst.Saver().load(model, path)
     return owned_rows(model)
 
 
 def run_alone(scenario: Scenario, path: Path, steps: int | None = None) -> tuple[Any, Bytes]:
-    """Returns a model of one process that loaded the save, or, with `steps`, was trained and saved."""
+    """Returns a model of one process: trained for `steps` and then saved, or, without `steps`, loaded from the save."""
     model = Model(scenario, 3)
     if steps is None:
         rst.Saver().load(model, path)
@@ -183,8 +183,9 @@ def test_saves_load_on_any_number_of_ranks(ranks_of: Start, tmp_path: Path, scen
 def cached_after_load(
     rank: int, world_size: int, scenario: Scenario, path: str, listed: dict[str, list[int]]
 ) -> tuple[dict[str, list[int]], dict[str, int], dict[str, list[int]]]:
-    """Returns the cached ids of each table after a load; the number of ids that `warm` adds to an empty cache, and
-    which.
+    """Loads a save; returns the cached ids of each table, then the number of ids that `warm` adds to an empty cache
+    and those ids.
+
     """
     model, cold = sharded(scenario), sharded(scenario)
     rst.Saver().load(model, path)
@@ -204,7 +205,7 @@ def cached_ids(model: Any) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[3], COPIES], ids=name_of)
 def test_cached_rows_are_warmed_on_their_owner_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    """The caches of all ranks together hold the rows that one process cached."""
+    """After a load, the caches of all ranks together hold the rows that one process had cached before the save."""
     model, _ = run_alone(scenario, tmp_path, scenario.steps)
     before = cached_ids(model)
     parts = ranks_of(2).run(cached_after_load, scenario, str(tmp_path), before)
@@ -225,7 +226,7 @@ def load_other_size(rank: int, world_size: int, scenario: Scenario, path: str) -
 
 @pytest.mark.parametrize("scenario", [SCENARIOS[0], SCENARIOS[2], COPIES], ids=name_of)
 def test_an_index_table_of_another_size(ranks_of: Start, tmp_path: Path, scenario: Scenario) -> None:
-    """The table takes the rows that both sizes have, with pending gradients; other tables take all rows."""
+    """The index table loads the rows that exist in both sizes, with their pending gradients; other tables load all."""
     saved = saved_by(ranks_of, 2, scenario, tmp_path)
     for rows_now, world_size in ((12, 2), (50, 4)):
         other = dataclasses.replace(scenario, index_rows=rows_now)
@@ -250,7 +251,9 @@ def test_training_continues_with_the_same_bits(tmp_path: Path, scenario: Scenari
 
 
 def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str], packed: bool) -> list[Bytes]:
-    """Writes four saves into these folders, all but the first as deltas; `packed`: in one file, as for many tables."""
+    """Writes four saves into these folders, all but the first as deltas. `packed`: all tables share one file, the
+    format otherwise used for many tables.
+    """
     model, seen = sharded(scenario), []
     for step, path in enumerate(paths):
         train(model, scenario, range(step, step + 1))
@@ -274,7 +277,7 @@ def save_deltas(rank: int, world_size: int, scenario: Scenario, paths: list[str]
     ids=lambda each: each if isinstance(each, str) else name_of(each),
 )
 def test_deltas_of_ranks(ranks_of: Start, tmp_path: Path, scenario: Scenario, kind: str) -> None:
-    """Deltas are in the same folder as the save that they follow, or in others."""
+    """Each delta is in the folder of the save before it, or in another folder."""
     packed, names_of_folders = kind == "packs", "bddd" if kind == "folders" else "bbbb"
     paths = [str(tmp_path / name) for name in names_of_folders]
     of_ranks = ranks_of(2).run(save_deltas, dataclasses.replace(scenario, tracked=True), paths, packed)
@@ -297,7 +300,7 @@ def fail(*_: Any) -> None:
 
 @on_ranks(2)
 def test_an_error_on_one_rank_is_raised_on_all(rank: int, tmp_path: Path) -> None:
-    """A file cannot be written, read, or read a second time, on rank 1 only."""
+    """On rank 1 only, a file cannot be written, cannot be read, or cannot be read a second time."""
     scenario, message = SCENARIOS[0], "OSError: planted" if rank == 1 else "rank 1 of 2: OSError: planted"
     model, saver = train(sharded(scenario), scenario, range(2)), rst.Saver()
     with pytest.MonkeyPatch.context() as patch:
@@ -318,7 +321,7 @@ def test_an_error_on_one_rank_is_raised_on_all(rank: int, tmp_path: Path) -> Non
 
 @on_ranks(2)
 def test_unsharded_tables_beside_sharded_ones_are_refused(rank: int, tmp_path: Path) -> None:
-    """One collection of the model is sharded, another is each rank's own."""
+    """One collection of the model is sharded; another is unsharded and differs on each rank."""
     model = sharded(SCENARIOS[0])
     model.module.own = rst.TableBatchedEmbedding([rst.TableConfig("own", 9, 4)], cache=9, device=Place.device)
     own = model.module.own.view("own")
@@ -355,7 +358,7 @@ def test_rows_of_all_ranks_are_served(ranks_of: Start, tmp_path: Path) -> None:
 
 @on_ranks(2)
 def test_ranks_train_on_while_they_save(tmp_path: Path) -> None:
-    """Ranks train at different speeds; the save has the state at its start."""
+    """Ranks train at different speeds; the save contains the state at the moment it was started."""
     source, target = train(sharded(OPEN), OPEN, range(4)), sharded(OPEN, 4)
     then = rows(source.module.sparse)
     future = rst.Saver().save(source, tmp_path, background=True)
@@ -370,7 +373,7 @@ def test_ranks_train_on_while_they_save(tmp_path: Path) -> None:
 
 @on_ranks(2)
 def test_each_rank_may_remove_the_folder_before_it_saves(rank: int, world_size: int, tmp_path: Path) -> None:
-    """Each rank of a script removes the folder, the last one when the others already save."""
+    """Each rank removes the folder before it saves; the last rank does so while the others are already saving."""
     model, path = sharded(SCENARIOS[0]), tmp_path / "saves"
     if rank == world_size - 1:
         until = time.monotonic() + 0.3

@@ -1,4 +1,4 @@
-"""Evicted rows of sharded tables: each rank returns its own, and takes its own back."""
+"""Evicted rows of sharded tables: each rank returns, and puts back, only the rows that it owns."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Lookups(torch.nn.Module):
 
 
 def sharded_model(sharding: str = "row_wise", path: Path | str = "") -> Any:
-    """Builds a sharded model, loading the save at `path` if given."""
+    """Builds a sharded model; loads the save at `path`, if there is one."""
     model = shard(Lookups(), Scenario(sharding=(sharding,)))
     if path:
         rst.Saver().load(model, path)
@@ -71,7 +71,7 @@ def loaded(rank: int, world_size: int, sharding: str, path: str) -> dict[str, An
 
 
 def put_back(rank: int, world_size: int, path: str) -> tuple[int, list[int]]:
-    """Puts the rows of all ranks back on every rank."""
+    """Passes the evicted rows of all ranks to `put_back`, which restores those that this rank owns."""
     sparse = sharded_model("row_wise", path).module.sparse
     rows, all_rows = sparse.take_evicted("t0"), torch.load(Path(path) / "rows.pt", weights_only=False)
     count = sparse.put_back("t0", all_rows)
@@ -109,7 +109,10 @@ def test_each_rank_returns_its_own_rows(ranks_of: Start, sharding: str, tmp_path
 
 
 def deltas(rank: int, world_size: int, path: str, loaded_first: bool = False) -> list[list[int]]:
-    """Returns the untaken rows at each of several saves; before the later ones, rank 0 alone takes some."""
+    """Returns the ids of the pending evicted rows at each of several saves.
+
+    Before every save but the first, only rank 0 takes three evicted rows.
+    """
     model, seen = sharded_model(path=path if loaded_first else ""), []
     sparse = model.module.sparse
     for step in range(3, 5) if loaded_first else range(3):
@@ -137,7 +140,9 @@ def test_deltas_of_ranks_have_the_rows_evicted_since(ranks_of: Start, tmp_path: 
 
 
 def test_a_delta_after_a_load_on_other_ranks(ranks_of: Start, tmp_path: Path) -> None:
-    """Rows that waited on one rank wait on two after a load; the first delta after it has all of them."""
+    """After a load on two ranks, each holds its part of one process's pending evicted rows; the next delta has
+    them all.
+    """
     alone = Lookups()
     train(alone, range(2 * STEPS))
     rst.Saver().save(alone, tmp_path)

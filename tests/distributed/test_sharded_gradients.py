@@ -42,7 +42,7 @@ def gradients(rank: int, world_size: int) -> dict[int, list[float]]:
 
 
 def test_gradients_equal_one_process(ranks_of: Start) -> None:
-    """The gradients equal one process whose loss is the mean over ranks."""
+    """The gradients equal the gradients of one process whose loss is the mean over ranks."""
     alone = collection(torch.device("cpu"))
     values = alone(jagged({"f0": [*BAGS[0], *BAGS[1]]})).values()
     (values * torch.tensor([[1.0], [1], [2], [2]])).sum().div(2).backward()
@@ -57,7 +57,7 @@ def test_gradients_equal_one_process(ranks_of: Start) -> None:
 @on_ranks(2)
 @pytest.mark.parametrize("update", ["backward", "step"])
 def test_backward_passes_with_inputs(rank: int, update: str) -> None:
-    """Each table is trained if its parameter is among the inputs, as in one process."""
+    """A table is trained only if its parameter is among the `inputs` of the backward pass, as in one process."""
 
     def made() -> Any:
         options = {"cache": 40, "update": update, "is_weighted": True}
@@ -105,7 +105,7 @@ def test_backward_passes_with_inputs(rank: int, update: str) -> None:
 @on_ranks(2)
 @pytest.mark.parametrize("update", ["backward", "step"])
 def test_activation_checkpointing(rank: int, update: str) -> None:
-    """The recomputation reads the forward's rows again, on all ranks, and counts ids once."""
+    """On all ranks, the recomputation reads the same rows as the forward pass and does not count ids again."""
     rules = rst.AdmitAndEvictConfig(admit_threshold=3, not_admitted_default_value=2.0)
     dense = torch.linspace(0.5, 2, 4, device=Place.device, requires_grad=True)
     states, reads = [], []
@@ -133,7 +133,7 @@ def test_activation_checkpointing(rank: int, update: str) -> None:
     assert all(torch.equal(twice[i], plain[i // 2]) for i in range(len(twice)))
 
 
-# ---- stochastic rounding: the same bits on any number of ranks, if the sums of gradients are the same
+# ---- stochastic rounding: bit-identical on any number of ranks if the summed gradients are equal
 
 
 IDS, STEPS = 23, 6
@@ -141,7 +141,7 @@ KINDS = {DataType.BF16: torch.bfloat16, DataType.FP16: torch.float16, DataType.F
 
 
 def rounding_collection(device: torch.device, kind: DataType, seed: int, rounds: bool = True) -> Any:
-    """Builds a hash table and an index table; for float32 weights the cache is bfloat16."""
+    """Builds a hash table and an index table; if weights are float32, the cache is bfloat16."""
     made = bags_collection(
         device,
         bag_config("t0", data_type=kind),
@@ -161,7 +161,7 @@ def bags(step: int, rank: int) -> dict[str, list[list[int]]]:
 
 def train_sharded(rank: int, world_size: int, kind: DataType, sharding: tuple[str, str]) -> dict[str, Any]:
     """Trains and returns the rows of this rank."""
-    origin = rounding_collection(Place.device, kind, seed=5 + rank)  # the seed of rank 0 is used
+    origin = rounding_collection(Place.device, kind, seed=5 + rank)  # sharding keeps the seed of rank 0
     tables = shard_tables(origin, sharding, [0])
     for step in range(STEPS):
         tables(jagged(bags(step, rank))).values().sum().backward()
@@ -170,7 +170,7 @@ def train_sharded(rank: int, world_size: int, kind: DataType, sharding: tuple[st
 
 
 def train_alone(kind: DataType, world_size: int, rounds: bool = True) -> dict[str, dict[int, torch.Tensor]]:
-    """Trains with the mean loss over ranks: gradients are sums of halves or quarters, which are exact."""
+    """Trains with the mean loss over ranks. Gradients are sums of halves or quarters, so they are exact."""
     alone = rounding_collection(torch.device("cpu"), kind, seed=5, rounds=rounds)
     for step in range(STEPS):
         of_ranks = [bags(step, rank) for rank in range(world_size)]
@@ -193,7 +193,7 @@ def test_rounding_has_the_bits_of_one_process(
         assert any(not torch.equal(nearest[table][i], row) for i, row in by_id.items()), "it rounds at random"
 
 
-# ---- variable batch sizes: as if every sample had its own bags
+# ---- variable batch sizes: the same results as if every sample had its own bags
 
 
 ROW, TABLE = "row_wise", "table_wise"
@@ -228,7 +228,7 @@ def test_the_output_equals_the_expanded_batch(rank: int, scenario: Scenario, dep
 
 @on_ranks(2)
 def test_a_batch_without_inverse_indices(rank: int) -> None:
-    """All ranks raise, and can continue."""
+    """All ranks raise an error and can continue training."""
     model, batch = sharded(Scenario()), variable_batch(np.random.default_rng(0), KEYS, 31)
     bare = KeyedJaggedTensor(
         list(KEYS), batch.values(), lengths=batch.lengths(), stride_per_key_per_rank=batch.stride_per_key_per_rank()

@@ -1,4 +1,4 @@
-"""A sharded collection keeps all options (see option_cases.py) and has the interface of the original collection."""
+"""A sharded collection keeps all options (listed in option_cases.py) and the interface of the unsharded collection."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def test_options_of_shards(rank: int, name: str) -> None:
 @on_ranks(2)
 @pytest.mark.parametrize(("depth", "slots"), [(0, 40), (1, 80), (2, 80)])
 def test_a_share_of_a_small_table_holds_a_batch_of_all_ranks(rank: int, depth: int, slots: int) -> None:
-    """Each rank owns half of a batch's 80 rows of t0 and 80 rows of t1; a tenth of t0 would be 16 rows."""
+    """All ranks' batches have 80 rows of each table, so a rank's shard of t0 needs 40 cached rows per batch.
+
+    A tenth of t0, the configured cache size, would be only 16 rows.
+    """
     configs = bag_config("t0", ["f0"], num_embeddings=160), bag_config("t1", ["f1"], num_embeddings=2000)
     collection = bags_collection(Place.device, *configs, cache=0.1)
     apply(collection)

@@ -56,7 +56,7 @@ ON_FOUR = ("age_of_candidates", "rows", "sketch")
 
 @dataclass
 class Batch:
-    """A batch from a data loader, in which the pipeline finds the click labels."""
+    """A data loader's batch with click labels, in an attribute that the pipeline reads."""
 
     features: KeyedJaggedTensor
     click_labels: torch.Tensor
@@ -100,7 +100,7 @@ def sharded_model(rules: dict[str, Any], sharding: str = "row_wise") -> Any:
 
 
 def table_state(view: Any) -> dict[str, Any]:
-    """Returns ids, candidates, counters and clocks of a table."""
+    """Returns the ids, candidates, counters, clocks and sketch of a table."""
     ids = view.ids()
     order = ids.argsort()
     columns = {name: values[order].tolist() for name, values in view.row_columns(ids).items()}
@@ -116,7 +116,9 @@ def table_state(view: Any) -> dict[str, Any]:
 
 
 def expected(kind: str, rank: int, world_size: int) -> tuple[list[dict[str, Any]], int]:
-    """Returns the state of the rank's shard after each step, and how many ids a final `evict` removes."""
+    """Computes with the reference the state of the rank's shard after each step, and how many ids a final
+    `evict` removes.
+    """
     rules = rst.AdmitAndEvictConfig(**RULES[kind]).table_lifecycle()
     assert rules is not None
     bounds = [Rows(bound.numbers(16)[1]["most"] // world_size) for bound in rules.bound]
@@ -188,8 +190,9 @@ def test_shards_admit_and_evict_by_the_lookups_of_all_ranks(rank: int, kind: str
 
 
 def small_rows(rank: int, world_size: int, explicit: bool) -> tuple[int, int]:
-    """Checks that the rank's small rows are evicted at a step or by `evict`; returns the numbers of small and large
-    rows.
+    """Checks that the rank's rows with a small norm are evicted, at a step or by `evict`; returns the numbers of
+    small and of large rows.
+
     """
     model = sharded_model({"evict_norm": 0.4, "evict_step_interval": 0 if explicit else 4})
     sparse = model.module.sparse
@@ -263,7 +266,7 @@ def test_missing_signals_on_one_rank_fail_on_all(rank: int, rules: dict[str, Any
     model, whole = sharded_model(rules), batch_of(3, 0, "age")
     rst.with_click_labels(whole.features, whole.click_labels)
     plain = KeyedJaggedTensor(["f0", "f1"], whole.features.values(), lengths=whole.features.lengths())
-    given = plain if rank == 1 else whole.features  # one rank's data lacks it
+    given = plain if rank == 1 else whole.features  # rank 1's batch lacks the signals
     with pytest.raises(ValueError, match="and the batch has none") as raised:
         model(Batch(given, whole.click_labels))[0].backward()
     assert str(raised.value) == message
@@ -272,7 +275,7 @@ def test_missing_signals_on_one_rank_fail_on_all(rank: int, rules: dict[str, Any
 
 
 def evaluated_ahead(rank: int, world_size: int) -> int:
-    """Returns the number of rows after a batch was prefetched in one mode and trained in the other."""
+    """Prefetches a batch in evaluation mode and trains it in training mode; returns the number of rows."""
     model = sharded_model({"admit_threshold": 2})
     sparse, batch = model.module.sparse, batch_of(3, rank, "age")
     model(batch)[0].backward()
@@ -315,7 +318,7 @@ def owns(known: dict[str, Any], is_own: Callable[[int], bool]) -> dict[str, Any]
 @on_ranks(2)
 @pytest.mark.parametrize("kind", ["age_of_candidates", "share", "sketch", "half_life"])
 def test_counters_move_to_the_owner_with_their_rows(rank: int, kind: str) -> None:
-    """The counters of a collection that was trained alone are distributed with its rows when it is sharded."""
+    """Sharding a collection that was trained in one process distributes its counters together with its rows."""
     for sharding in ("row_wise", "table_wise"):
         plain = Lookups(RULES[kind])
         for step in range(STEPS):
@@ -352,7 +355,7 @@ class OneFeature(torch.nn.Module):
 
 @dataclass
 class ShardState:
-    """The state of a rank's shard: ids with rows, the ids of `range(300)` that it owns, the sketch."""
+    """The state of a rank's shard: its ids with rows, the ids of `range(300)` that it owns, and its sketch."""
 
     rows: list[int]
     home: list[int]
@@ -386,7 +389,7 @@ def save(rank: int, world_size: int, size: int, path: str) -> ShardState:
 
 def load(rank: int, world_size: int, size: int, path: str, home: Home, sharding: str) -> ShardState:
     model = shard(OneFeature(size, home), Scenario(sharding=(sharding,)))
-    train_sketch(model, range(7, 9))  # a load replaces this
+    train_sketch(model, range(7, 9))  # the load replaces the state that this training leaves
     rst.Saver().load(model, path)
     return shard_state(model)
 

@@ -1,4 +1,4 @@
-"""update="step" on several ranks: one norm clips the rows of all ranks together with the dense parameters."""
+"""update="step" on several ranks: gradients of all ranks' rows and of dense parameters are clipped by one norm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MIXED = Scenario(
     optimizer=torch.optim.Adagrad,
     options={"eps": 1e-3},
     sharding=("row_wise", "data_parallel", "table_wise"),
-    sizes=((3, 1), (0, 2)),  # a rank without samples, and so without rows of some table
+    sizes=((3, 1), (0, 2)),  # rank 0 has no samples in every second step
     steps=5,
     seed=71,
 )
@@ -48,7 +48,7 @@ KINDS = ("2", "inf", "1", "value", "patched", "torchrec", "torchrec inf", "torch
 
 
 def clipped(kind: str, model: Any, optimizer: Any) -> Any:
-    """Runs a step with clipped gradients; returns their norm, if the function returns it."""
+    """Clips gradients and runs `step()`; returns the gradient norm, or None if the kind of clipping computes none."""
     if kind == "value":
         clip_grad_value_(model.parameters(), 0.01)
         return optimizer.step()
@@ -60,7 +60,7 @@ def clipped(kind: str, model: Any, optimizer: Any) -> Any:
     options: dict[str, Any] = {"norm_type": "inf" if kind.endswith("inf") else 2.0}
     if not kind.endswith("inf"):
         options["enable_global_grad_clip"] = kind != "torchrec"
-    if kind.endswith("groups") and dist.is_initialized():  # names only one of the sharded tables
+    if kind.endswith("groups") and dist.is_initialized():  # process groups are given for only one of the sharded tables
         named = dict(model.named_parameters())
         (handle,) = [each for name, each in named.items() if ".t0." in name]
         options["param_to_pgs"] = {handle: [dist.group.WORLD]}
@@ -70,7 +70,7 @@ def clipped(kind: str, model: Any, optimizer: Any) -> Any:
 
 
 def train_clipped(rank: int, world_size: int, scenario: Scenario, kind: str, passes: int = 1) -> Any:
-    """Returns (norms, rows, dense parameter) of a rank; with rank -1, of one process with the batches of all ranks."""
+    """Trains one rank, or with rank -1 one process on all ranks' batches; returns (norms, rows, dense parameter)."""
     alone = rank < 0
     model: Any = Model(scenario, seed=3, cache=1000) if alone else sharded(scenario, cache=1000)
     inner = model if alone else model.module
@@ -87,7 +87,7 @@ def train_clipped(rank: int, world_size: int, scenario: Scenario, kind: str, pas
 
 
 def train_patched(rank: int, world_size: int, scenario: Scenario, kind: str, passes: int) -> Any:
-    """Runs `train_clipped` where another library has replaced torch's clipping function before."""
+    """Runs `train_clipped` after replacing torch's clipping function, as another library may do."""
     known = clip_grad.clip_grad_norm_
     unchanged = functools.partial(clip_grad._no_grad(inspect.unwrap(known)))
     torch.nn.utils.clip_grad_norm_ = clip_grad.clip_grad_norm_ = unchanged
@@ -136,7 +136,10 @@ def test_several_backward_passes_through_one_forward() -> None:
 
 
 def norms(rank: int, world_size: int, norm_type: float, update: str) -> Any:
-    """Returns the norms of a batch and of the rank's own rows; with rank -1, of one process with the batches of all."""
+    """Returns the gradient norms over all ranks, and over this rank's rows only.
+
+    Rank -1 is one process with the batches of all ranks.
+    """
     alone, scenario = rank < 0, replace(MIXED, update=update)
     model: Any = Model(scenario, seed=3, cache=1000) if alone else sharded(scenario, cache=1000)
     sparse, batches = (model if alone else model.module).sparse, bags_of(scenario, 0, world_size)
@@ -150,7 +153,7 @@ def norms(rank: int, world_size: int, norm_type: float, update: str) -> Any:
 @pytest.mark.parametrize("update", ["step", "backward"])
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")])
 def test_norms_cover_the_rows_of_all_ranks(ranks_of: Start, norm_type: float, update: str) -> None:
-    """A rank can also compute the norms of its own rows; t1 is on all ranks."""
+    """A rank can also compute the norms of its own rows only. Table t1 is replicated on all ranks."""
     (first, one), (second, other) = ranks_of(2).run(norms, norm_type, update)
     assert first == second
     expected, _ = norms(-1, 2, norm_type, update)
@@ -162,15 +165,15 @@ def test_norms_cover_the_rows_of_all_ranks(ranks_of: Start, norm_type: float, up
         assert float(torch.linalg.vector_norm(parts, norm_type)) == pytest.approx(first.tables[table])
 
 
-# ---- conditions on one rank only
+# ---- overflows and steps of one rank only
 
 
 @on_ranks(2)
 def test_an_overflow_on_one_rank_skips_the_step_of_all(rank: int) -> None:
-    """One gradient overflows, for a row that rank 1 owns."""
+    """Only rank 1's loss overflows; every rank skips the step and halves the scale."""
     tables = sharded(replace(MIXED, sharding=("row_wise",) * 3, optimizer=torch.optim.SGD, options={})).module.sparse
     scaler = ShardedGradScaler(Place.device.type, init_scale=4.0, growth_interval=100)
-    batch = jagged({"f0": [[1]], "f1": [[3]], "f2": [[5]], "f3": [[7]]})  # all owned by rank 1
+    batch = jagged({"f0": [[1]], "f1": [[3]], "f2": [[5]], "f3": [[7]]})  # rank 1 owns all of these ids
     steps = []
     for factor in (1.0, 1e38, 1.0):
         tables.fused_optimizer.zero_grad()
@@ -200,7 +203,7 @@ def test_a_step_of_one_rank_is_refused(rank: int, kind: str) -> str:
 
 @on_ranks(2)
 def test_unsharded_tables_have_no_common_norm() -> None:
-    """Elements are clipped nevertheless."""
+    """Clipping by value still works."""
     model = DistributedDataParallel(Model(replace(MIXED, sharding=("row_wise",) * 3), 3))
     model(batch_of(MIXED, 0))[0].backward()
     with pytest.raises(ValueError, match=r"clip_grad_norm_ cannot clip tables \['t0', 't1', 't2'\]"):
@@ -216,7 +219,7 @@ def clip_alone(handle: Any) -> None:
 
 
 def clip_without_effect(handle: Any) -> None:
-    """Clips by a norm that is not reached, which changes nothing."""
+    """Clips to a norm far above the gradient's, so that no value changes."""
     clip_grad_norm_([handle], 1e9)
 
 
@@ -230,14 +233,14 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 
 def changed_alone(kind: str, ranks: tuple[int, ...], then: str, folder: Path, behind: int = 0) -> str:
-    """Returns the error after some ranks have changed the gradient of the replicated table t1.
+    """Returns the error message after only some ranks have changed the gradient of the replicated table t1.
 
     Args:
         kind: the change, a key of `CHANGES`.
         ranks: the ranks that change the gradient.
         then: the call that follows.
-        folder: folder of a save.
-        behind: the backward pass, of two, that the change follows.
+        folder: folder for the save, if `then` is "save".
+        behind: number (0 or 1) of the backward pass after which the gradient is changed.
     """
     model = sharded(MIXED)
     tables, batch = model.module.sparse, jagged(*bags_of(MIXED, 0, 2)[0])

@@ -1,7 +1,7 @@
-"""Several ranks train like one process with the batches of all of them, with the loss averaged over ranks.
+"""Several ranks train like one process that has the batches of all ranks and averages the loss over them.
 
 Fixed cases come first, then random tables, optimizers, batches and pipelines. Half of the random cases continue from a
-save, which may be a delta of a save in another folder; or one rank differs.
+save, which may be a delta whose base save is in another folder. In others, one rank's configuration differs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ CASES = {
     "admission_sequences": Scenario("sequences", (TABLE, ROW, ROW), admit=3, optimizer=ADAM, dims=(4, 8, 4), seed=42),
     "age": Scenario(rules=AGE, optimizer=ADAGRAD, steps=8, seed=44),
     "show_click": Scenario(rules=CLICKS, optimizer=ADAM, sizes=((3, 1), (2, 5), (0, 2)), steps=8, seed=45),
-    "share_and_bound": Scenario(  # limits apply to whole tables, since each table has one owner
+    "share_and_bound": Scenario(  # each table has one owner rank, so limits apply to whole tables
         "sequences", (TABLE, ROW, TABLE), rules=SHARE, steps=8, seed=46
     ),
     "init_fn": Scenario(init_fn=NORMAL, optimizer=ADAGRAD, seed=47),
@@ -152,7 +152,7 @@ def test_cases_train_like_one_process(ranks_of: Start, device: torch.device, nam
 
 @on_ranks(2)
 def test_prefetched_batches_that_are_only_read_keep_no_rows() -> None:
-    """A loop prefetches but only reads, in training mode; its staging buffers are freed."""
+    """The model is in training mode, but no backward pass follows; staging buffers are freed nevertheless."""
     scenario = Scenario(cache=40, sizes=((2,),), ids=300)
     model = train(sharded(scenario), scenario, range(1))
     tables, staged = model.module.sparse, []
@@ -170,7 +170,7 @@ def test_prefetched_batches_that_are_only_read_keep_no_rows() -> None:
 
 
 def without_rounding(row: Row) -> dict[str, Any]:
-    """Returns the row's keywords, with `eps` (a divisor) far above the rounding of a gradient near zero."""
+    """Returns the optimizer's keywords with an `eps` that hides the rounding error of gradients near zero."""
     options = {name: value for name, value in row.options.items() if name != "lr"}
     return {**options, "eps": 1e-2} if "eps" in options else options
 
@@ -187,7 +187,7 @@ OPTIMIZERS += [
 
 HOMES = [home.value for home in Home]
 DTYPES = (DataType.FP32, DataType.FP32, DataType.FP16, DataType.BF16)
-# A gradient that nearly cancels keeps the rounding of its terms; `lr / eps` and momentum magnify it 50 times.
+# Where a gradient's terms nearly cancel, their rounding error remains; `lr / eps` and momentum magnify it 50 times.
 TOLERANCES = {DataType.FP32: (1e-4, 1e-4), DataType.FP16: (2e-2, 2e-2), DataType.BF16: (5e-2, 5e-2)}
 
 
@@ -201,7 +201,7 @@ def draw(rng: np.random.Generator, world_size: int) -> Scenario:
         optimizer=optimizer,
         options=options,
         weighted=kind != "sequences" and bool(rng.integers(2)),
-        cache=30 * world_size,  # at most 2 features of 3 samples of 5 ids on each rank
+        cache=30 * world_size,  # each rank has at most 2 features with 3 samples of 5 ids per table
         sizes=few,
         steps=6,
         seed=int(rng.integers(2**31)),
@@ -222,8 +222,11 @@ def small_normal(weight: torch.Tensor) -> torch.Tensor:
 
 
 def draw_rules(rng: np.random.Generator, whole: bool) -> dict[str, Any]:
-    """Draws rules of admission and eviction; `whole`: also shares and bounds, which apply to a rank's part of a
-    table.
+    """Draws rules of admission and eviction.
+
+    With `whole`, also draws shares and row bounds. They apply to each rank's shard, so the results depend on the number
+    of ranks.
+
     """
     if rng.integers(2):
         return {}
@@ -269,14 +272,14 @@ def test_random_scenarios_train_like_one_process(ranks_of: Start, seed: int, wor
 
 
 def effective_options(scenario: Scenario) -> Any:
-    """Returns the scenario without options that have no effect."""
+    """Returns the scenario's options that have an effect."""
     tables = [table_config(config, capacity=scenario.kind == "hash") for config in configs(scenario)]
     of_tables = scenario.padding_idx, scenario.homes, scenario.local_size, tables
     return scenario.kind, scenario.weighted, scenario.optimizer, scenario.options, of_tables
 
 
 def draw_changed_scenario(rng: np.random.Generator, scenario: Scenario, world_size: int) -> Scenario:
-    """Returns the scenario with one attribute changed that must be the same on all ranks."""
+    """Returns a copy of the scenario with a change to one of the attributes that must be the same on all ranks."""
     optimizer, options = OPTIMIZERS[rng.integers(len(OPTIMIZERS))]
     others: list[dict[str, Any]] = [
         {"optimizer": optimizer, "options": options},

@@ -1,4 +1,4 @@
-"""Plans, state dicts, bytes exchanged, pipelines and errors of sharded collections."""
+"""Plans, state dicts, numbers of exchanged bytes, pipelines and errors of sharded collections."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_wrong_plans_are_refused(world_size: int) -> None:
 
 
 def exchange_of(host: Any, model: Any) -> Any:
-    # constructing a ShardingEnv would create more groups
+    # A ShardingEnv is not constructed here, because it would create more process groups.
     cpu_env: Any = None if host is None else SimpleNamespace(process_group=host)
     sharder = rst.EmbCacheEmbeddingBagCollectionSharder(cpu_env=cpu_env)
     return sharder.shard(bags_collection(Place.device), plan_of(["t0"]), model, Place.device).exchange
@@ -74,9 +74,9 @@ def exchange_of(host: Any, model: Any) -> Any:
 
 @on_ranks(2)
 def test_process_groups_for_ids(rank: int, world_size: int) -> None:
-    """Ids use a gloo group with the model's ranks and timeout, shared by all collections, unless one is given.
+    """Without `cpu_env`, ids use a gloo group with the model's ranks and timeout; all collections share it.
 
-    A model over a gloo group of some ranks uses that group.
+    If the model's process group is itself a gloo group of some ranks, ids use that group.
     """
     model = world()
     first, second = exchange_of(None, model), exchange_of(None, model)
@@ -145,7 +145,7 @@ def test_idle_ids_are_evicted_on_their_owner_ranks(ranks_of: Start) -> None:
 
 @on_ranks(2)
 def test_shards_are_on_the_device_of_the_wrapper() -> None:
-    """Shards are on the device given to DistributedModelParallel, by default the host."""
+    """Shards are on the `device` of DistributedModelParallel; by default, on the host."""
     sharder = rst.EmbCacheEmbeddingBagCollectionSharder()
     plan, meta = plan_of(["t0"]), torch.device("meta")
     assert sharder.shard(bags_collection(meta), plan, world()).device == torch.device("cpu"), "TorchRec's default"
@@ -184,7 +184,7 @@ def test_a_default_device_changes_nothing() -> None:
 
 
 def made_towers(seed: int, device: torch.device) -> list[Any]:
-    """Builds two collections with the same table name, without a seed."""
+    """Builds two collections with the same table name and `seed=None`."""
     config = bag_config(initializer_type=rst.InitializerType.UNIFORM)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -193,7 +193,7 @@ def made_towers(seed: int, device: torch.device) -> list[Any]:
 
 @on_ranks(2)
 def test_collections_without_a_seed_differ_and_match_one_process(rank: int) -> None:
-    """If ranks have different seeds, rank 0's seed is used for each collection."""
+    """If torch's seeds differ between ranks, each collection uses the seed of rank 0."""
     batch = jagged({"f0": [[1], [4], [7]]})
     expected = [each.eval()(batch).values() for each in made_towers(6, torch.device("cpu"))]
     found = [shard_tables(each).eval()(batch).values().cpu() for each in made_towers(6 + rank, Place.device)]
@@ -208,7 +208,10 @@ def test_collections_without_a_seed_differ_and_match_one_process(rank: int) -> N
 @pytest.mark.parametrize("ours", [True, False])
 @pytest.mark.filterwarnings("ignore:DistributedDataParallel averages")
 def test_sharding_without_a_plan(ours: bool) -> None:
-    """A script may leave planning to DistributedModelParallel. Without our sharders, each rank has its own tables."""
+    """A script may leave planning to DistributedModelParallel.
+
+    Without this package's sharders, tables stay unsharded.
+    """
     options: dict[str, Any] = {"sharders": rst.get_default_hybrid_sharders()} if ours else {}
     model = train(DistributedModelParallel(Model(PLAIN, 3), device=Place.device, **options), PLAIN, range(2))
     assert type(model.module.sparse).__name__ == ("ShardedCollection" if ours else "EmbCacheEmbeddingBagCollection")
@@ -216,7 +219,7 @@ def test_sharding_without_a_plan(ours: bool) -> None:
 
 
 def test_npus_are_planned_by_host_memory() -> None:
-    """NPUs are planned like hosts, since rows are in host memory."""
+    """The planner treats NPUs like hosts, since rows are stored in host memory."""
     npus, hosts = (Topology(2, kind, hbm_cap=1, ddr_cap=2**40) for kind in ("npu", "cpu"))
     assert [device.storage for device in npus.devices] == [device.storage for device in hosts.devices]
     assert Topology(world_size=2, compute_device="npu").compute_device == "cpu"
@@ -231,7 +234,7 @@ def test_npus_are_planned_by_host_memory() -> None:
 @on_ranks(2)
 @pytest.mark.parametrize("inside", [False, True])
 def test_state_dict_round_trip(rank: int, world_size: int, inside: bool) -> None:
-    """The state dict is available from the wrapped model and from `module`, the inner model."""
+    """State dicts load into the wrapped model and into `module`, the inner model."""
     scenario = Scenario(optimizer=ADAM, seed=20)
     trained = train(sharded(scenario), scenario, range(3))
     state, states = trained.state_dict(), trained.fused_optimizer.state_dict()
@@ -246,14 +249,14 @@ def test_state_dict_round_trip(rank: int, world_size: int, inside: bool) -> None
     name = "sparse.embedding_bags.t1.ids"
     index = state[name].tolist()
     assert index == list(range(rank, 31, world_size)), "an index table has all of its rows"
-    state[name] = state[name] + 1  # another rank's entry
+    state[name] = state[name] + 1  # names ids that another rank owns
     with pytest.raises(ValueError, match="does not own"):
         fresh.module.sparse.load_state_dict({key.removeprefix("sparse."): v for key, v in state.items() if "t" in key})
     with pytest.raises(RuntimeError, match="does not own"):
         fresh.module.load_state_dict(state)
     weight = torch.arange(31 * 4.0).reshape(31, 4)
     state[name.replace("ids", "weight")] = weight
-    del state[name]  # a whole table's rows, as TorchRec saves them
+    del state[name]  # without ids, the weight has all rows of the table, as in TorchRec's state dicts
     fresh.module.load_state_dict(state)
     found = fresh.module.state_dict()
     assert found[name].tolist() == index
@@ -261,8 +264,10 @@ def test_state_dict_round_trip(rank: int, world_size: int, inside: bool) -> None
 
 
 def trained_before(rank: int, world_size: int, steps: int) -> Any:
-    """Trains for `steps` steps before sharding, with the batches of all ranks, and then on this rank; returns the
-    rows.
+    """Trains `steps` of four steps unsharded on all ranks' batches, then shards the model and trains the rest.
+
+    Returns the rows of this rank.
+
     """
     scenario = Scenario(optimizer=ADAM, seed=21)
     model = Model(scenario, 3)
@@ -293,7 +298,7 @@ def test_fused_and_combined_optimizer() -> None:
     assert all(torch.equal(after["t0"][i][:4], row[:4]) for i, row in before["t0"].items())
 
 
-# ---- bytes
+# ---- exchanged bytes
 
 
 BATCH = {"f0": [[1, 1, 3]], "f1": [[1, 2, -1]], "f2": [[5, 5]], "f3": [[]]}
@@ -301,7 +306,10 @@ BATCH = {"f0": [[1, 1, 3]], "f1": [[1, 2, -1]], "f2": [[5, 5]], "f3": [[]]}
 
 @on_ranks(2)
 def test_bytes_exchanged(rank: int) -> None:
-    """t0 has f0 and f1: ids 1, 3, 2, -1 in 6 lookups; t1: 5 in 2; t2 has f0: 1, 3 in 3. Rank 0 owns only id 2."""
+    """`BATCH` has 11 lookups of 7 distinct rows; rank 0 owns only id 2.
+
+    Table t0 has ids 1, 3, 2 and -1 in 6 lookups, t1 has id 5 in 2, and t2 has ids 1 and 3 in 3.
+    """
     model, of_others, duplicates = sharded(PLAIN, 0), [6, 1][rank], [10, 1][rank]
     model(jagged(BATCH))[0].backward()
     stats = model.module.sparse.exchange_stats()
@@ -326,7 +334,7 @@ def test_each_rank_reports_its_own_tables(rank: int) -> None:
     log = rst.CacheLog(writer, model.module, every=1)
     model(jagged(BATCH))[0].backward()
     log.remove()
-    of_t0 = [1, 3][rank]  # of ids 1, 2, 3 and -1
+    of_t0 = [1, 3][rank]  # rank 0 owns id 2; rank 1 owns 1, 3 and -1
     assert f"rank {rank} on {Place.device}" in tables._repr_html_()
     assert f"<th>t0</th><td>{of_t0}</td>" in tables._repr_html_()
     assert tables.cache_stats("t0")["new_rows"] == of_t0
@@ -341,7 +349,7 @@ def test_each_rank_reports_its_own_tables(rank: int) -> None:
 
 
 def pipelined(scenario: Scenario, seed: int, make: Callable[[Any, Any], Any]) -> tuple[list[Any], Any, set[int]]:
-    """Returns the outputs, rows, and numbers of batches planned ahead, of a model in a pipeline."""
+    """Trains a model in a pipeline; returns its outputs, its rows, and the set of numbers of batches planned ahead."""
     model = sharded(scenario, seed)
     tables, pipeline = model.module.sparse, make(model, torch.optim.SGD([model.module.scale], lr=0.05))
     batches, outputs, planned = batches_of(scenario, scenario.steps), [], set()
@@ -357,7 +365,7 @@ def pipelined(scenario: Scenario, seed: int, make: Callable[[Any, Any], Any]) ->
 @on_ranks(2)
 @pytest.mark.parametrize(("kind", "hybrid"), [("bags", False), ("sequences", False), ("bags", True), ("hash", True)])
 def test_own_pipelines_have_the_bits_of_any_depth(rank: int, kind: str, hybrid: bool) -> None:
-    ids = 60 if kind == "hash" else 300  # the capacity is 100
+    ids = 60 if kind == "hash" else 300  # hash tables have a capacity of 100
     scenario = Scenario(kind, optimizer=ADAGRAD, cache=60, ids=ids, sizes=((2, 1),), steps=8, seed=23)
 
     def ours(depth: int) -> Callable[[Any, Any], Any]:
@@ -375,7 +383,7 @@ def test_own_pipelines_have_the_bits_of_any_depth(rank: int, kind: str, hybrid: 
 
 @on_ranks(2)
 def test_a_compiled_pipeline() -> None:
-    """A forward of the tables is a graph break."""
+    """A lookup of the tables is a graph break."""
     scenario = Scenario(optimizer=ADAGRAD, seed=26)
 
     def compiled(on: int) -> Callable[[Any, Any], Any]:
@@ -384,7 +392,7 @@ def test_a_compiled_pipeline() -> None:
 
     with pytest.raises(RuntimeError, match=r"torch\.jit\.script.*export the dense part"):
         torch.jit.script(sharded(scenario))
-    with torch._dynamo.config.patch():  # the pipeline changes this config
+    with torch._dynamo.config.patch():  # restores torch._dynamo's config, which the pipeline changes
         plain, found = (pipelined(scenario, 3, compiled(on)) for on in (scenario.steps, 1))
     torch._dynamo.reset()
     assert_same(found[:2], plain[:2])

@@ -1,6 +1,6 @@
 """TorchRec's collections, modules, functions and pipelines with sharded tables of this package.
 
-Optimizers of sharded tables match TorchRec's, which are FBGEMM's.
+Optimizers of sharded tables match TorchRec's sharded tables, which use FBGEMM's optimizers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ SHARDING = {"t_user": "data_parallel", "t_item": "table_wise", "t_seen": "row_wi
 
 
 class Stock(torch.nn.Module):
-    """A model that only uses TorchRec."""
+    """A model that uses only TorchRec's collections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Stock(torch.nn.Module):
 
 
 def batch_of_ranks(step: int, ranks: Sequence[int], keys: Sequence[str], ids: int) -> KeyedJaggedTensor:
-    """Builds the batch of these ranks, with three samples each."""
+    """Builds the joint batch of these ranks, with three samples per rank."""
     of_ranks = [random_bags(np.random.default_rng([step, rank]), keys, ids, batch_size=3) for rank in ranks]
     return jagged({key: [bag for bags in of_ranks for bag in bags[key]] for key in keys})
 
@@ -103,7 +103,7 @@ def off_host(device: torch.device) -> None:
 
 
 def train_stock(rank: int, world_size: int) -> Any:
-    """Trains; returns (losses, weights of this rank by table and id)."""
+    """Trains the sharded model; returns (losses, weights of this rank by table and id)."""
     model = sharded_stock(SHARDING)
     assert all(isinstance(part, ShardedCollection) for part in (model.module.bags, model.module.rows))
     losses = []
@@ -141,7 +141,7 @@ def test_stock_tables_train_like_one_process(ranks_of: Start) -> None:
 @on_ranks(2)
 @pytest.mark.usefixtures("off_host")
 def test_replicas_start_with_the_rows_of_rank_0(rank: int) -> Any:
-    """Each rank draws its own weights before a step."""
+    """Each rank initializes the replicated table with another seed; after sharding, all have rank 0's rows."""
     with pytest.MonkeyPatch.context() as patch:
         seed = torch.manual_seed
         patch.setattr(torch, "manual_seed", lambda _: seed(7 + rank))
@@ -154,11 +154,11 @@ def test_replicas_start_with_the_rows_of_rank_0(rank: int) -> Any:
 
 @on_ranks(2)
 def test_torchrec_shards_its_tables_on_the_host() -> None:
-    if Place.device.type == "cpu":  # elsewhere the sharders of this package do it
+    if Place.device.type == "cpu":  # on other devices, this package's sharders do it
         assert type(sharded_stock({}).module.bags) is ShardedEmbeddingBagCollection
 
 
-# ---- modules of TorchRec around a collection
+# ---- TorchRec's modules that contain a collection
 
 
 KEYS = ["f0", "f1"]
@@ -173,7 +173,7 @@ def tables(weighted: bool = False, seed: int = 3) -> Any:
 
 
 class Processed(torch.nn.Module):
-    """A model whose samples have trained weights by position."""
+    """A model whose bags have trained weights by position."""
 
     def __init__(self, inside: Any) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Processed(torch.nn.Module):
         self.bags = FeatureProcessedEmbeddingBagCollection(inside, processors)
         for i, weight in enumerate(self.bags._feature_processors.parameters()):
             drawn = torch.empty(weight.shape).uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(i))
-            weight.data.copy_(drawn)  # the same on every device
+            weight.data.copy_(drawn)  # drawn on the host, so the values are the same on every device
 
     def forward(self, batch: KeyedJaggedTensor) -> torch.Tensor:
         return self.bags(batch).values().pow(2).sum()
@@ -192,7 +192,7 @@ def sharded_module(module: torch.nn.Module, kind: str | None) -> Any:
 
 
 def train_processed(rank: int, world_size: int, kind: str | None = "alone") -> Any:
-    """Trains; returns rows and position weights of a rank, or of one process with the batches of both."""
+    """Trains; returns the rows and position weights of a rank, or of one process with both ranks' batches."""
     alone = kind == "alone"
     made = Processed(tables(weighted=True, seed=3 + rank))
     run = made if alone else sharded_module(made, kind)
@@ -262,7 +262,7 @@ def test_managed_collision_is_refused(pooled: bool) -> None:
 @on_ranks(2)
 @pytest.mark.parametrize("inside", [False, True], ids=["shard", "shard_modules"])
 def test_modules_sharded_by_torchrecs_functions(rank: int, inside: bool) -> None:
-    """A module that TorchRec's functions have sharded returns the same lookups as before."""
+    """A module returns the same lookups after TorchRec's functions have sharded it."""
     batch = jagged({"f0": [[1, 2], [7]], "f1": [[rank], [3, 4]]})
     expected = tables().eval()(batch).values()
     if inside:
@@ -310,7 +310,7 @@ class OfSamples(Model):
 
 
 def trained(name: str | None) -> Any:
-    """Returns rows and the dense parameter after a pipeline, or after a plain loop."""
+    """Trains in a pipeline or a plain loop; returns the rows and the dense parameter."""
     torch.manual_seed(0)
     model: Any = shard(OfSamples(SCENARIO, 3, cache=1000), SCENARIO)
     optimizer = optimizer_of(model.module, lr=0.05)
@@ -369,7 +369,7 @@ FACTORS = torch.tensor([1.0, -2.0, 3.0, 0.5])
 
 
 def updated(cls: type, options: dict[str, Any], scale: float = 1.0, ours: bool = True) -> torch.Tensor:
-    """Returns the change of rows after two steps of a table that began with zeros."""
+    """Returns the weight after two training steps of a table that was initialized to zero."""
     config = EmbeddingBagConfig(num_embeddings=8, embedding_dim=4, name="t0", feature_names=["f0"])
     config.init_fn = torch.nn.init.zeros_
     device = Place.device
@@ -403,14 +403,14 @@ def test_updates_are_torchrecs(cls: type, options: dict[str, Any], scale: float)
 
 @on_ranks(1)
 def test_a_small_gradient_shows_eps() -> None:
-    """FBGEMM's eps is 1e-8: the first step with lr 0.9 and a gradient of 1e-8 is 0.45."""
+    """FBGEMM's eps is 1e-8, so the first step with lr 0.9 and a gradient of 1e-8 has length 0.45."""
     found = updated(torch.optim.Adagrad, {"lr": 0.9}, 1e-8)
     assert found[1, 0].item() == pytest.approx(-0.9 / 2 - 0.9 / (1 + 2**0.5))
 
 
 @on_ranks(1)
 def test_weight_decay_of_adam_is_decoupled() -> None:
-    """FBGEMM's ADAM is the same; `tests/fbgemm` compares it with AdamW's formula."""
+    """FBGEMM's ADAM also decouples it; `tests/fbgemm` compares that with AdamW's formula."""
     options = {"lr": 0.5, "weight_decay": 0.1}
     found = updated(torch.optim.Adam, options)
     assert torch.equal(found, updated(torch.optim.AdamW, options))
@@ -418,7 +418,7 @@ def test_weight_decay_of_adam_is_decoupled() -> None:
 
 
 def test_weight_decay_of_adam_is_torchs_without_ranks(device: torch.device) -> None:
-    """Weight decay is added to the gradient: with gradient 0, the first step has length lr along the weight."""
+    """Without ranks, weight decay is added to the gradient: with gradient 0, the first step moves each weight by lr."""
     collection = bags_collection(device, bag_config(weight_init_min=2.0, weight_init_max=2.0))
     apply(collection, torch.optim.Adam, lr=0.25, weight_decay=0.1)
     train_step(collection, jagged({"f0": [[1]]}), factor=0.0)
@@ -428,7 +428,7 @@ def test_weight_decay_of_adam_is_torchs_without_ranks(device: torch.device) -> N
 @on_ranks(1)
 @pytest.mark.parametrize(("cls", "eps"), [(torch.optim.SGD, {}), (torch.optim.Adagrad, {"eps": 1e-3})])
 def test_weight_decay_that_torchrec_drops(cls: Any, eps: dict[str, float]) -> None:
-    """Sharded tables apply weight decay as torch does: it is added to the gradient."""
+    """TorchRec drops weight decay with these optimizers; this package adds it to the gradient, as torch does."""
     options = {"lr": 0.5, "weight_decay": 0.5, **eps}
     decayed, rows = updated(cls, options), torch.nn.Parameter(torch.zeros(8, 4))
     optimizer = cls([rows], **options)
