@@ -1,7 +1,7 @@
-"""Admission and eviction of ids through collections, pipelines and batches with timestamps or click labels.
+"""Admission and eviction of ids, tested with collections, pipelines, and batches with timestamps or click labels.
 
 The oracle (tests/tbe/test_oracle.py) covers all rules at every cache size and prefetch depth;
-tests/tbe/test_clocks.py covers wrong clocks.
+tests/tbe/test_clocks.py covers clocks that invalid timestamps have set wrong.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def stamped(ids: list[int], seconds: list[int]) -> rst.KeyedJaggedTensorWithTime
 
 
 def train_rows(collection: Any, features: KeyedJaggedTensor | list[int]) -> torch.Tensor:
-    """Returns the rows of a training step, with one sample per id."""
+    """Runs a training step with one sample per id; returns the looked-up rows."""
     batch = single_ids(features) if isinstance(features, list) else features
     return train_step(collection, batch).view(-1, 4)
 
@@ -157,7 +157,9 @@ def test_endless_streams_take_bounded_memory(device: torch.device) -> None:
 
 
 def test_rows_in_flight_count_for_the_bound(device: torch.device) -> None:
-    """Rows in flight stay although they have been idle for long enough to be evicted."""
+    """Rows of a batch in flight are not evicted, although they have been idle long enough, and `max_rows` still
+    holds.
+    """
     collection = sequence(device, evict_idle_steps=2, evict_step_interval=1, max_rows=3)
     held = collection(single_ids([1]))["f0"].values().sum()
     for _ in range(2):

@@ -1,7 +1,7 @@
-"""A refused or interrupted load or forward leaves no trace.
+"""A load or forward that is refused or interrupted changes nothing.
 
-The reference is everything that can be read of the collection before the call: weights, ids, states, counters, and
-the accumulation window.
+The reference is everything that can be read from the collection before the call: weights, ids, states, counters, and
+the accumulation buffer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def steps(collection: Any, *firsts: int) -> None:
 
 
 def trained(device: torch.device, kind: Kind, window: int = 1, **options: Any) -> Any:
-    """Trains three groups with an open window: hash tables t0 and t2 of one dim, index tables t1 and t3."""
+    """Trains three groups, up to the middle of an accumulation window.
+
+    Hash tables t0 and t2 share a dim and a group; index tables t1 and t3 are in groups of their own.
+    """
     index = [kind.index(f"t{n}", [f"f{n}"], num_embeddings=12, embedding_dim=dim) for n, dim in ((1, 8), (3, 16))]
     tables = [kind.config(), index[0], kind.config("t2", ("f2",)), index[1]]
     collection = kind.collection(device, *tables, cache=CACHE, **options)
@@ -55,7 +58,7 @@ def assert_trains_on(collection: Any, untouched: Any) -> None:
 
 
 def changed(state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Returns a state that differs in every value, and in the ids of the hash tables."""
+    """Returns a copy of `state` with other values everywhere, and other ids in the hash tables."""
     return {key: value + 1000 if key.endswith("ids") else value + 1.0 for key, value in state.items()}
 
 
@@ -71,7 +74,7 @@ REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeE
 @WINDOWS
 @pytest.mark.parametrize("table", ["t1", "t2"])
 def test_a_failed_load_of_weights_changes_nothing(device: torch.device, kind: Kind, window: int, table: str) -> None:
-    """If one table's values cannot be loaded, no table changes, and the open window stays open."""
+    """If one table's values cannot be loaded, no table changes, and pending gradients are kept."""
     collection, untouched = trained(device, kind, window), trained(device, kind, window)
     before, state = state_of(collection), changed(collection.state_dict())
     (key,) = [key for key in state if key.endswith(f".{table}.weight")]
@@ -103,7 +106,7 @@ def test_a_failed_load_of_states_changes_nothing(device: torch.device, kind: Kin
 
 @EACH_KIND
 def test_states_of_ids_that_the_table_does_not_know(device: torch.device, kind: Kind) -> None:
-    """States of unknown ids are refused: an id is inserted with its weight or by a batch."""
+    """Optimizer states of unknown ids are refused: only weights or a batch can insert an id."""
     collection = trained(device, kind)
     before = state_of(collection)
     state = {param: dict(values) for param, values in before["states"].items()}
@@ -137,7 +140,7 @@ REFUSED: dict[str, list[tuple[KeyedJaggedTensor, type[Exception]]]] = {
 @WINDOWS
 @pytest.mark.parametrize("mode", REFUSED)
 def test_a_refused_forward_changes_nothing(device: torch.device, kind: Kind, window: int, mode: str) -> None:
-    """Ids, counters (bounds_errors among them), weights and pending batches are unchanged."""
+    """Ids, counters (including bounds_errors), weights and pending batches are unchanged."""
     collection = trained(device, kind, window, bounds_check_mode=mode)
     before, counters = state_of(collection), exact_counts(collection)
     for batch, error in REFUSED[mode] * 3:
@@ -148,13 +151,13 @@ def test_a_refused_forward_changes_nothing(device: torch.device, kind: Kind, win
         assert exact_counts(collection) == counters
     assert not list(differing_tensors(before, state_of(collection)))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # about ids that were never looked up
+        warnings.simplefilter("error")  # a warning about ids that were never looked up would fail
         assert_trains_on(collection, trained(device, kind, window, bounds_check_mode=mode))
 
 
 @EACH_KIND
 def test_a_refused_read_changes_nothing(device: torch.device, kind: Kind) -> None:
-    """The first group has already been read when an id of the last one is out of range."""
+    """An id of the last group is out of range, after the first group has been read."""
     collection = trained(device, kind, bounds_check_mode="fatal")
     before, counters = state_of(collection), exact_counts(collection)
     with pytest.raises(IndexError, match="t3"):
@@ -165,7 +168,7 @@ def test_a_refused_read_changes_nothing(device: torch.device, kind: Kind) -> Non
 
 @EACH_KIND
 def test_running_out_of_memory_for_rows_changes_nothing(device: torch.device, kind: Kind) -> None:
-    """By then the table's ids are in its map, and the rows of the previous tables are reserved."""
+    """When reserving a table's rows fails, its ids are already in its map and previous tables have reserved theirs."""
     collection = trained(device, kind)
     before, reserve = state_of(collection), Tables.reserve_rows
     for tables in range(1, 5):
@@ -196,8 +199,10 @@ CALLS: dict[str, Callable[[Any, dict[str, Any]], object]] = {
 def test_an_interrupt(
     device: torch.device, kind: Kind, loaded: str, every: int, request: pytest.FixtureRequest
 ) -> None:
-    """After Ctrl-C at any point of a load or save, all tables are loaded, or none, or the next use raises an
-    explanation.
+    """After Ctrl-C at any point of a load or save, all tables are loaded, or none is, or the next use raises an error
+    that
+    explains what happened.
+
     """
     collection, other = trained(device, kind, 3), trained(device, kind, 3)
     steps(other, 0, 4)

@@ -1,6 +1,6 @@
 """Backward passes with `inputs=`: exactly the tables whose parameters are listed are trained.
 
-The reference for a trained table is the same backward pass without `inputs=`, bit for bit; other tables are unchanged.
+Trained tables must be bit-identical to the same backward pass without `inputs=`; other tables must be unchanged.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Model(torch.nn.Module):
         return [name for name in TABLES if all(torch.equal(rows[name][i], row) for i, row in before[name].items())]
 
     def step(self, seed: int, inputs: Sequence[Any] | None = None) -> None:
-        """Trains a batch, with the optimizer's step where updates are not in the backward pass."""
+        """Trains a batch; calls the optimizer's `step()` unless updates run in the backward pass."""
         self(self.features(seed)).backward(inputs=inputs)
         self.tables.fused_optimizer.step()
 
@@ -106,7 +106,7 @@ def test_listing_all_parameters_trains_as_without_inputs(device: torch.device, k
 def test_only_listed_tables_are_trained(
     device: torch.device, kind: str, update: str, window: int, chosen: Sequence[str]
 ) -> None:
-    """The other tables are unchanged, including their states, even in the same group."""
+    """Rows and states of all other tables are unchanged, even of tables in the same group."""
     expected, found = (model(device, kind, update, window=window) for _ in range(2))
     if window > 1:
         for one in (expected, found):
@@ -129,7 +129,7 @@ def test_only_listed_tables_are_trained(
 @UPDATE
 @pytest.mark.parametrize("how", ["autograd.grad", "inputs", "output"])
 def test_inputs_without_a_table_change_nothing(device: torch.device, kind: str, update: str, how: str) -> None:
-    """Nothing changes, and a retained graph can still train the tables."""
+    """No table changes, and a second backward pass through the retained graph can still train the tables."""
     expected, found = model(device, kind, update), model(device, kind, update)
     before, features = found.rows(), found.features(1)
     wanted = [found.dense]
@@ -156,7 +156,8 @@ def test_inputs_without_a_table_change_nothing(device: torch.device, kind: str, 
     found.tables.fused_optimizer.step()
     expected.step(1)
     assert not list(differing_tensors(state_of(expected.tables), state_of(found.tables)))
-    assert all(torch.equal(tensor.grad, grad) for tensor, grad in zip(wanted, gradients, strict=True))  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    assert all(torch.equal(tensor.grad, grad) for tensor, grad in zip(wanted, gradients, strict=True))
 
 
 @UPDATE
@@ -199,9 +200,9 @@ def test_a_copy_has_parameters_of_its_own(device: torch.device, update: str) -> 
 @pytest.mark.parametrize("give", [torchs_apply, torchrecs_apply], ids=["torch", "TorchRec"])
 @UPDATE
 def test_optimizers_that_torch_has_hooked(device: torch.device, update: str, give: Any, optimizer: type) -> None:
-    """torch's hook on a parameter neither steps torch's own optimizer nor removes the gradient."""
+    """The hooks that torch sets on parameters neither run torch's own optimizer nor remove gradients of tables."""
     expected, found = apply(bags_collection(device, update=update), optimizer), bags_collection(device, update=update)
-    for _ in range(2):  # the second call changes nothing
+    for _ in range(2):  # the second call must change nothing
         give(optimizer, found.parameters(), {"lr": 0.5})
     for ids in ([[1, 2], [3]], [[2], [4]]):
         for one in (expected, found):

@@ -173,10 +173,10 @@ def test_a_cache_smaller_than_the_batch(device: torch.device) -> None:
 
 
 def test_an_index_table_larger_than_the_host(device: torch.device) -> None:
-    huge = {"num_embeddings": 2**31, "embedding_dim": 4096}  # 32 TiB
+    huge = {"num_embeddings": 2**31, "embedding_dim": 4096}  # 32 TiB of float32 weights
     with pytest.raises(MemoryError, match=rf"'huge'.*{2**31 * 4096 * 4} bytes.*free"):
         bags_collection(device, bag_config(), index_bag_config("huge", **huge))
-    # memory of a hash table grows with its ids
+    # A hash table of that size can be created, since it allocates memory only for the ids it contains.
     assert_trains(apply(bags_collection(device, bag_config(**huge), cache=4)))
 
 
@@ -219,7 +219,7 @@ def test_invalid_cache_options_are_refused(
 
 
 def test_a_cache_of_less_than_a_row(device: torch.device) -> None:
-    """The size of a row record depends on the optimizer, so the error comes at the first use."""
+    """The size of a row record depends on the optimizer, so the error is raised at the first use."""
     for cache, message in (("10B", "cache='10B' allows 10 bytes"), ({"t0": "10B"}, "'t0'.*'10B'.*16 bytes")):
         with pytest.raises(ValueError, match=message):
             read(bags_collection(device, cache=cache), numbered(2))
@@ -370,7 +370,7 @@ ARGUMENTS: list[tuple[Callable[[Any], Any], Any, type[Exception], str]] = [
 def test_invalid_arguments_are_refused(
     call: Any, given: Any, error: type[Exception], message: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each argument is refused at once and by name, before an inner error of Python or torch."""
+    """An invalid argument raises at once, with its name in the message, instead of causing an internal error later."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):
         call(given)

@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.cache_advice`: its counts match a training run, and its advice follows from them."""
+"""`python -m rec_sdk_torch.cache_advice`: its counts match a training run, and its advice follows from the counts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_counts_match_the_planner(policy: str, slots: int, ahead: int, warm: int
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """Counts the calls of Python and C functions in `work`."""
+    """Returns the number of Python and C function calls in `work`."""
     events: list[str] = []
     sys.setprofile(lambda frame, event, argument: events.append(event))
     try:
@@ -102,7 +102,7 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def test_work_in_python_does_not_grow_with_the_trace() -> None:
-    """All work per batch or id is done in the engine, once for each cache."""
+    """The engine does all work per batch and per id; Python does a fixed number of calls for each cache size."""
 
     def calls(samples: int) -> int:
         ids = (2000 * np.random.default_rng(1).random(samples) ** 4).astype(np.int64)
@@ -162,10 +162,10 @@ LEAST = 10 * 8 + 10 * 80
 @pytest.mark.parametrize(
     ("misses", "memory", "size_indices"),
     [
-        (0.05, None, (1, 2)),  # without a memory limit few misses are allowed
+        (0.05, None, (1, 2)),  # without a memory limit, the advice allows few misses
         (0.0, None, (2, 2)),
         (0.9, None, (0, 0)),
-        (0.05, LEAST, (0, 0)),  # memory goes to the table where it saves most
+        (0.05, LEAST, (0, 0)),  # the memory is given to the table in which it avoids the most misses
         (0.05, LEAST + 40 * 8, (1, 0)),
         (0.05, LEAST + 40 * 8 + 90 * 80, (1, 2)),
         (0.05, 1 << 20, (2, 2)),

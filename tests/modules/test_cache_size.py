@@ -21,7 +21,7 @@ from rec_sdk_torch.tbe.config.cache_size import BatchHint, cache_slots
 from rec_sdk_torch.tbe.config.table import TableConfig
 from rec_sdk_torch.tbe.rows import layout
 
-HASHED = {"num_embeddings": 1000, "embedding_dim": 4}  # 16 bytes per row without states
+HASHED = {"num_embeddings": 1000, "embedding_dim": 4}  # 16 bytes per row without optimizer states
 WIDE = index_bag_config("t1", ["f1"], num_embeddings=500, embedding_dim=8)  # 32 bytes per row
 
 
@@ -43,14 +43,14 @@ SMALL_HINT = {"batch_size": 20, "multi_hot_sizes": [6, 3]}  # a batch of 20 samp
     ("cache", "expected", "hint"),
     [
         (7, (7, 7), {}),
-        (600, (600, 500), {}),  # an index table has no more rows
-        (3000, (3000, 500), {}),  # num_embeddings does not limit a hash table
+        (600, (600, 500), {}),  # capped at the index table's 500 rows
+        (3000, (3000, 500), {}),  # not capped: num_embeddings does not limit a hash table
         (1.0, (1000, 500), {}),
         (0.25, (250, 125), {}),
-        (0.001, (1, 1), {}),  # rounded up
+        (0.001, (1, 1), {}),  # numbers of rows are rounded up
         (0.0101, (11, 6), {}),
-        ("1GiB", (1000, 500), {}),  # whole tables, not more
-        ("16000B", (499, 250), {}),  # half of the 32000 bytes for both tables: split in proportion, rounded down
+        ("1GiB", (1000, 500), {}),  # at most the whole tables
+        ("16000B", (499, 250), {}),  # half of both tables' total of 32000 bytes: split in proportion, rounded down
         ("16 kb", (499, 250), {}),
         ("0.016MB", (499, 250), {}),
         ("16000", (499, 250), {}),
@@ -60,12 +60,12 @@ SMALL_HINT = {"batch_size": 20, "multi_hot_sizes": [6, 3]}  # a batch of 20 samp
         ({"t1": 3}, (1000, 3), {}),
         ({}, (1000, 500), {}),
         (None, (1000, 500), {}),
-        (0.5, (500, 250), SMALL_HINT),  # a share holds at least a batch
+        (0.5, (500, 250), SMALL_HINT),  # a fraction is raised to hold at least one batch
         (0.1, (120, 60), SMALL_HINT),
         (0.1, (120, 60), {"batch_size": 10, "world_size": 2, "multi_hot_sizes": [6, 3]}),
         (1.0, (1000, 500), SMALL_HINT),
         ({"t0": 0.1}, (120, 500), SMALL_HINT),
-        ({"t1": 0.001, "t0": 7}, (7, 60), SMALL_HINT),  # numbers of rows are used exactly
+        ({"t1": 0.001, "t0": 7}, (7, 60), SMALL_HINT),  # an explicit number of rows is never raised
         (0.05, (120, 60), SMALL_HINT),
     ],
     ids=str,
@@ -100,9 +100,9 @@ def numbers(step: int, batch_size: int = 60) -> Any:
         (0.1, (15, 900), 0, (60, 900)),
         (0.01, (2, 90), 0, (60, 90)),
         (0.1, (15, 900), 1, (120, 900)),
-        (0.01, (2, 90), 2, (146, 180)),  # three batches, but at most the table
-        ({"t0": 0.1, "t1": 70}, (15, 70), 0, (60, 70)),  # numbers of rows are used exactly
-        ("14632B", (15, 899), 0, (67, 846)),  # a tenth of the bytes of both tables
+        (0.01, (2, 90), 2, (146, 180)),  # three batches, but at most the table's rows
+        ({"t0": 0.1, "t1": 70}, (15, 70), 0, (60, 70)),  # an explicit number of rows is never raised
+        ("14632B", (15, 899), 0, (67, 846)),  # a tenth of both tables' bytes
         ("14632B", (15, 899), 2, (146, 768)),
     ],
     ids=str,
@@ -130,7 +130,7 @@ def test_numbers_of_rows_are_used_exactly(device: torch.device, cache: Any) -> N
 
 
 def test_memory_that_is_too_small_for_the_first_batch(device: torch.device) -> None:
-    """A batch may need fewer rows than its number of ids suggests, since ids may repeat."""
+    """A batch with more ids than the cache has rows can still be trained, because its ids repeat."""
     collection = apply(bags_collection(device, SMALL, LARGE, cache="160B"))
     train_step(collection, jagged({"f0": [[1]] * 60, "f1": [[2]] * 60}))
     assert sum(collection.cache_sizes.values()) <= 10
@@ -159,7 +159,7 @@ def test_tables_that_were_in_use_before_the_first_batch(device: torch.device, fi
 def test_a_device_without_memory_for_a_second_cache(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, cache: Any
 ) -> None:
-    """Tables that were built by a read train in their existing cache."""
+    """If reading a table has already allocated its cache, training reuses that cache."""
     collection = apply(bags_collection(device, SMALL, LARGE, cache=cache))
     read(collection, numbers(0))
     before = collection.cache_sizes
@@ -174,7 +174,9 @@ def test_a_device_without_memory_for_a_second_cache(
 
 @pytest.mark.parametrize(("cls", "rows"), [(torch.optim.SGD, 500), (torch.optim.Adagrad, 250), (torch.optim.Adam, 166)])
 def test_optimizer_states_reduce_the_number_of_rows(device: torch.device, cls: type, rows: int) -> None:
-    """Adam's record of a row is three times the weight, so the same bytes hold a third of the rows."""
+    """With Adam, a row record is three times as large as the weight, so a cache of the same bytes holds a third
+    of the rows.
+    """
     collection = apply(bags_collection(device, bag_config(**HASHED), cache="8000B"), cls)
     assert collection.cache_sizes == {"t0": rows}
 
@@ -221,13 +223,15 @@ def hinted(cache: Any = None, free: int = 2**40, hashed: bool = True, **hint: An
 
 
 def test_a_cache_holds_two_batches_of_the_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every table gets `2 * batch_size * multi_hot_size * world_size` rows or is cached whole; the rest is
-    proportional.
+    """Every table gets at least `2 * batch_size * multi_hot_size * world_size` rows, or all of its rows.
+
+    The remaining memory is divided in proportion to the rows that tables still lack.
+
     """
     monkeypatch.setenv("EMBCACHE_SIZE_ON_DEVICE_MEM", str(16 * 1000))
     wanted = 10**6 + 300
     for hint, least in (
-        ({"batch_size": 10}, (2 * 10 * 2, 2 * 10)),  # without sizes: an id per feature
+        ({"batch_size": 10}, (2 * 10 * 2, 2 * 10)),  # without multi_hot_sizes, one id per feature is assumed
         ({"batch_size": 10, "multi_hot_sizes": [5, 1]}, (100, 20)),
         ({"batch_size": 10, "multi_hot_sizes": [5, 1], "world_size": 4}, (400, 80)),
         ({"batch_size": 10, "multi_hot_sizes": [5, 20]}, (100, 300)),
@@ -266,8 +270,9 @@ def test_larger_batches_than_batch_size_are_legal(device: torch.device) -> None:
 
 
 def test_positional_arguments_are_rec_sdks(device: torch.device) -> None:
-    """Their order is tables, world_size, batch_size, multi_hot_sizes, need_indices / is_weighted, offsets, device,
-    optimizer.
+    """Positional arguments are tables, world_size, batch_size, multi_hot_sizes, need_indices or is_weighted, offsets,
+    device, optimizer.
+
     """
     sgd = torch.optim.SGD
     bags = rst.EmbCacheEmbeddingBagCollection([bag_config()], 2, 3, [4], True, True, device, sgd, cache=5)

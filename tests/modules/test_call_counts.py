@@ -1,4 +1,4 @@
-"""Work of a training batch: calls, classes, entries, operators, and objects for the garbage collector."""
+"""Work of a training batch: numbers of calls, operators, and objects that the garbage collector tracks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ SAMPLES = 4
 
 @pytest.fixture(autouse=True)
 def on_the_host(device: torch.device) -> Iterator[None]:
-    """Skips other devices, and freezes existing objects so that the garbage collector does not traverse torch's."""
+    """Skips tests on other devices; freezes existing objects, so that the garbage collector does not traverse
+    torch's.
+    """
     if device.type != "cpu":
         pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")
     gc.freeze()
@@ -40,13 +42,13 @@ def calls() -> Iterator[CallCounter]:
 
 
 def collection(device: torch.device, batches: float) -> Any:
-    """Builds two tables in one group, whose cache holds `batches` batches."""
+    """Builds two tables in one group with a cache for `batches` batches."""
     configs = [bag_config(f"t{table}", [f"f{table}"], num_embeddings=500) for table in range(2)]
     return apply(bags_collection(device, *configs, cache=int(ROWS * batches)), torch.optim.Adagrad, lr=0.1)
 
 
 def batch(number: int) -> KeyedJaggedTensor:
-    """Builds a batch of new rows, which evict others from the cache."""
+    """Builds a batch of new rows, for which the cache must spill other rows."""
     ids = [[ROWS * number + row] for row in range(ROWS)]
     return jagged({"f0": ids, "f1": ids})
 
@@ -74,7 +76,7 @@ def test_calls_of_a_batch_whose_rows_are_cached(calls: CallCounter, device: torc
 
 
 def test_calls_of_a_prefetched_batch(calls: CallCounter, device: torch.device) -> None:
-    """Planning ahead, which runs for another batch meanwhile, is not counted."""
+    """The concurrent planning of later batches is not counted."""
     calls.left_out = ("tbe/step/prefetch_queue.py", "distributed/prefetch.py", "runtime/worker.py")
     tables = collection(device, 3.5)
     train_step(tables, batch(0))
@@ -99,7 +101,7 @@ def test_calls_of_a_prefetched_batch(calls: CallCounter, device: torch.device) -
 
 
 class CachedTables:
-    """A collection of several tables, whose rows are all cached, with a training step."""
+    """A collection whose tables are completely cached, with methods to train it."""
 
     def __init__(self, kind: Kind, tables: int) -> None:
         self.keys = [f"f{i}" for i in range(tables)]
@@ -132,7 +134,7 @@ def calls_of(work: Callable[[], object], package: str = "") -> int:
 
 @pytest.mark.parametrize(("kind", "of_a_table"), [(POOLED, 0), (SEQUENCE, 1)], ids=str)
 def test_calls_of_a_forward_per_additional_table(kind: Kind, of_a_table: int) -> None:
-    """The test itself makes one call per output of a sequence, to read it."""
+    """The count includes one call per output of a sequence, with which the test reads the output."""
     few, many = CachedTables(kind, 3), CachedTables(kind, 13)
     counts = [calls_of(lambda cached=cached: cached.forward(cached.batches[5])) for cached in (few, many)]
     assert counts[1] - counts[0] == 10 * of_a_table
@@ -140,7 +142,7 @@ def test_calls_of_a_forward_per_additional_table(kind: Kind, of_a_table: int) ->
 
 @pytest.mark.parametrize(("kind", "most"), [(POOLED, 43), (SEQUENCE, 49)], ids=str)
 def test_calls_of_a_step(kind: Kind, most: int) -> None:
-    """Only calls in the package count; generated constructors of data classes have no file and are left out."""
+    """Only calls of functions in the package's files count. Generated constructors of data classes have no file."""
     cached = CachedTables(kind, 1)
     assert calls_of(lambda: cached.train(cached.batches[5]), "/rec_sdk_torch/") <= most
 
@@ -163,7 +165,7 @@ def test_operators_of_a_pooled_step() -> None:
         output.backward(grad)
     ours = {name: count for name, count in operators.counted.items() if name.startswith("rec_sdk")}
     assert ours == {"rec_sdk.lookup_pooled.default": 1, "rec_sdk.update_rows.default": 1}
-    # Besides: TorchRec's offsets, memory for the output, two NumPy arrays. A plan's tensors need no operator.
+    # The other operators compute TorchRec's offsets, allocate the output, and wrap two NumPy arrays.
     assert operators.counted.total() <= 2 + 1 + 1 + 2, operators.counted
 
 
@@ -197,7 +199,7 @@ def test_a_step_leaves_nothing_to_the_garbage_collector(kind: Kind) -> None:
 
 @pytest.mark.parametrize(("kind", "fixed", "of_a_table"), [(POOLED, 30, 0), (SEQUENCE, 30, 4)], ids=str)
 def test_objects_that_live_until_the_backward_pass(kind: Kind, fixed: int, of_a_table: int) -> None:
-    """These objects are tracked by the garbage collector, and their number triggers it."""
+    """The number of tracked objects determines how often the garbage collector runs."""
     few, many = CachedTables(kind, 3), CachedTables(kind, 13)
     held = []
     for cached in (few, many):

@@ -1,7 +1,7 @@
-"""First use under a mode of the caller: inference mode, default dtype, default device.
+"""Tables whose first use is under one of the caller's modes: inference mode, default dtype, default device.
 
-The reference is the same training without any mode, with the same bits. For tables that are made without a device it
-is TorchRec's collection, which follows the default device.
+Results must be bit-identical to the same training without any mode. For tables that are built without a device, the
+reference is TorchRec's collection, which is created on the default device.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_tables_follow_the_default_device(device: torch.device, kind: str, enter
 
 
 def on_the_default_device(file: Path) -> Iterator[int]:
-    """Yields the lines that create a tensor without naming the device."""
+    """Yields the numbers of the lines that create a tensor without a device argument."""
     names = {function.__name__ for function in _device_constructors()}
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
@@ -85,8 +85,8 @@ def on_the_default_device(file: Path) -> Iterator[int]:
 
 
 def test_no_tensor_of_the_package_follows_the_default_device() -> None:
-    """A tensor on the default device would be in the wrong place, or without values on the meta device."""
-    by_themselves = {"npu_report.py", "operator_cases.py"}  # a program, and the code that it runs
+    """A tensor created on the caller's default device would be on the wrong device, or have no values (meta device)."""
+    by_themselves = {"npu_report.py", "operator_cases.py"}  # a command-line program and the module that it runs
     files = [file for file in PACKAGE.rglob("*.py") if file.name not in by_themselves]
     assert len(files) > 100
     assert {str(file): lines for file in files if (lines := list(on_the_default_device(file)))} == {}
@@ -110,7 +110,9 @@ WINDOWS = pytest.mark.parametrize("window", [1, 3])
 
 
 def made(device: torch.device | None, kind: Kind, window: int) -> Any:
-    """Builds a hash table and a second group: an index table where the collection is pooled."""
+    """Builds a hash table t0 and, in another group, t1: an index table if the collection is pooled, else a hash
+    table.
+    """
     other = kind.index("t1", ["f1"], num_embeddings=16, embedding_dim=8)
     if kind is SEQUENCE:
         other = kind.config("t1", ["f1"], embedding_dim=8)
@@ -122,7 +124,7 @@ def outputs_of_training(collection: Any, steps: int = 6) -> list[torch.Tensor]:
 
 
 def observed(collection: Any) -> list[torch.Tensor]:
-    """Returns the values that are saved, and the outputs of reads."""
+    """Returns the collection's saved values and the outputs of evaluation."""
     states = collection.fused_optimizer.state_dict()["state"]
     values = [value for _, state in sorted(states.items()) for _, value in sorted(state.items())]
     return [*collection.state_dict().values(), *values, *(read(collection, batch) for batch in BATCHES)]
@@ -139,7 +141,7 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 @WINDOWS
 @EACH_KIND
 def test_tables_first_used_in_a_mode_train_the_same(device: torch.device, kind: Kind, window: int, mode: str) -> None:
-    """Tables and optimizer states that are created in a mode serve training without it."""
+    """Tables and optimizer states that are created under a mode can be trained after it has ended."""
     collection, plain = made(device, kind, window), made(device, kind, window)
     with MODES[mode]():
         found = observed(collection)
@@ -152,7 +154,7 @@ def test_tables_first_used_in_a_mode_train_the_same(device: torch.device, kind: 
 @WINDOWS
 @EACH_KIND
 def test_training_in_a_mode_is_the_same(device: torch.device, kind: Kind, window: int, mode: str) -> None:
-    """The default device is included, for tables made without a device."""
+    """The modes include a default device, for tables that are built without a device argument."""
 
     def everything(where: torch.device | None) -> list[torch.Tensor]:
         collection, twin = made(where, kind, window), made(where, kind, window)
@@ -168,7 +170,7 @@ def test_training_in_a_mode_is_the_same(device: torch.device, kind: Kind, window
 
 @pytest.mark.parametrize("mode", ["bfloat16", "float64", "meta"])
 def test_norms_of_gradients_in_a_mode(device: torch.device, mode: str) -> None:
-    """A table without a pending gradient is included."""
+    """Table t1 is frozen and has no pending gradient."""
     index = index_bag_config("t1", ["f1"], num_embeddings=16, embedding_dim=8)
     collection = apply(bags_collection(device, bag_config(), index, cache=4, update="step"), torch.optim.Adam)
     dict(collection.named_parameters())["embedding_bags.t1.weight"].requires_grad_(False)
@@ -182,7 +184,7 @@ def test_norms_of_gradients_in_a_mode(device: torch.device, mode: str) -> None:
 
 @EACH_KIND
 def test_mode_in_the_middle_of_a_window(device: torch.device, kind: Kind) -> None:
-    """Rows with pending gradients are swapped between reads and saves in inference mode."""
+    """Reads and saves in inference mode alternate with training steps that swap rows with pending gradients."""
     collection, plain = made(device, kind, 3), made(device, kind, 3)
     for steps in (2, 3, 4):
         assert_same(outputs_of_training(collection, steps), outputs_of_training(plain, steps))

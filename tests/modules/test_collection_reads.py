@@ -1,4 +1,4 @@
-"""Reading without training, pins of training batches, and collections without a host store."""
+"""Lookups without training, pins of training batches, and collections without a host store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rec_sdk_torch._engine import CacheTooSmallError, CapacityError
 
 
 def trained(device: torch.device, **options: Any) -> rst.EmbCacheEmbeddingBagCollection:
-    """Trains ids 0 to 9, which are then known and changed; 40 are expected."""
+    """Trains ids 0 to 9 of a table for which 40 ids are expected."""
     collection = apply(bags_collection(device, **options))
     train(collection, [numbered(5), numbered(5, 5)])
     return collection
@@ -49,7 +49,7 @@ def test_reading_changes_nothing(device: torch.device, how: str) -> None:
 
 
 def test_reading_does_not_change_the_victims(device: torch.device) -> None:
-    """Reads do not affect which row a batch evicts from the cache."""
+    """Lookups in evaluation do not affect which victims the cache chooses for a training batch."""
     plain, disturbed = (trained(device, cache=6) for _ in range(2))
     rng = np.random.default_rng(0)
     for _ in range(8):
@@ -123,7 +123,9 @@ def test_backward_twice_raises(device: torch.device) -> None:
 
 
 def test_pins_end_with_the_backward(device: torch.device) -> None:
-    """Pins end with the backward pass, even while its output or the traceback of its error is kept."""
+    """The backward pass releases the pins, even while the forward's output or an error's traceback is still
+    referenced.
+    """
     collection = apply(bags_collection(device, cache=4))
     kept: list[Any] = []
     for start in range(0, 12, 4):
@@ -142,7 +144,7 @@ def test_pins_end_with_the_backward(device: torch.device) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(device: torch.device, reentrant: bool) -> None:
-    """The forward runs twice, the update once."""
+    """The forward pass runs twice; the update runs once."""
     collection = apply(bags_collection(device, cache=3))
     scale = torch.full((1,), 2.0, device=device, requires_grad=True)
     before = read(collection, single_ids([0, 1, 2]))
@@ -153,7 +155,7 @@ def test_activation_checkpointing(device: torch.device, reentrant: bool) -> None
 
 
 def test_autocast(device: torch.device) -> None:
-    """Tables return float32; a float32 gradient from a bfloat16 layer is applied."""
+    """Under autocast, tables return float32; gradients from a bfloat16 layer arrive as float32 and are applied."""
     collection = apply(bags_collection(device))
     dense = torch.nn.Linear(4, 1, bias=False).to(device)
     torch.nn.init.constant_(dense.weight, 0.25)
@@ -176,7 +178,8 @@ def test_hash_collection_trains_up_to_its_capacity(device: torch.device) -> None
     with pytest.raises(CapacityError, match=r"'t0'.*6.*17"):
         collection(single_ids([0, 17]))
     assert not list(differing_tensors(before, collection.state_dict()))
-    assert read(collection, single_ids([17])).shape == (1, 4)  # reading needs no capacity
+    # an evaluation lookup inserts no id, so it needs no capacity
+    assert read(collection, single_ids([17])).shape == (1, 4)
     assert_trains(collection, ids=[-3, 2, 2, 0])
     assert collection.cache_stats()["rows_out"] == 0
 

@@ -1,4 +1,6 @@
-"""Configs, parameters, state dicts, copies and conversions of collections; weights of TorchRec and of other sizes."""
+"""Configs, parameters, state dicts, copies and conversions of collections; loading TorchRec's weights and tables of
+other sizes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ import rec_sdk_torch as rst
 @EACH_KIND
 def test_configs_stay_as_they_are(device: torch.device, kind: Kind) -> None:
     configs = [kind.config(), kind.index("plain", ())]
-    before = repr(configs)  # TorchRec's default init_fn, a partial, does not equal its own copy
+    # TorchRec's default init_fn is a functools.partial, which does not compare equal to its own copy
+    before = repr(configs)
     train_step(apply(kind.collection(device, *configs, cache=5)), jagged({"f0": [[1]], "plain": [[2]]}))
     assert repr(configs) == before
     assert configs[1].feature_names == []
@@ -195,7 +198,7 @@ def test_conversions(device: torch.device) -> None:
 
 
 def test_from_meta_to_a_device(device: torch.device) -> None:
-    """This is TorchRec's deferred initialization; optimizers applied before remain."""
+    """This is TorchRec's deferred initialization; optimizers that were applied before it remain."""
     model = model_of(torch.device("meta"))
     with pytest.raises(NotImplementedError, match="meta tensor"):
         model.to(device)
@@ -223,7 +226,7 @@ def test_pickling_is_refused() -> None:
 
 
 def test_meta_device_allocates_nothing() -> None:
-    config = index_bag_config("t1", (), num_embeddings=10**9, embedding_dim=4096)  # 16 TB
+    config = index_bag_config("t1", (), num_embeddings=10**9, embedding_dim=4096)  # would need 16 TB
     collection = bags_collection(torch.device("meta"), bag_config(), config)
     assert [p.device.type for p in collection.parameters()] == ["meta", "meta"]
     assert [tuple(p.shape) for p in collection.parameters()] == [(0, 4), (0, 4096)]
@@ -322,7 +325,7 @@ def test_a_step_that_the_formula_uses_must_be_there(device: torch.device) -> Non
 def test_reset_parameters_draws_anew(device: torch.device, hashed: bool) -> None:
     collection, fresh = (bags_collection(device, bag_config() if hashed else plain(12)) for _ in "ab")
     for each in (collection, fresh):
-        each.reset_parameters()  # nothing exists yet
+        each.reset_parameters()  # no row has been allocated yet
         apply(each, torch.optim.Adagrad)
     batch = jagged({"f0": [[1, 7], [3]]})
     for _ in range(3):

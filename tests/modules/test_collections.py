@@ -1,4 +1,4 @@
-"""Collections against TorchRec's with the same weights, and bit by bit against `TableBatchedEmbedding`."""
+"""Collections, compared with TorchRec's for the same weights, and bit by bit with `TableBatchedEmbedding`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PERMUTED = ("x", "d", "f2", "f0", "y", "f1", "z")
 
 
 def pooled_pair(device: torch.device, **options: Any) -> tuple[torch.nn.Module, EmbeddingBagCollection]:
-    """Builds our collection with a small cache and TorchRec's, with the same weights."""
+    """Builds this package's collection, with a small cache, and TorchRec's, both with the same weights."""
     theirs = EmbeddingBagCollection(tables=pooled_tables(), is_weighted=options.get("is_weighted", False))
     ours = bags_collection(device, *pooled_tables(), cache=ROWS, **options)
     ours.load_state_dict(theirs.state_dict())
@@ -99,7 +99,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_pooled_training(device: torch.device, optimizer: Any, options: dict[str, Any], weighted: bool) -> None:
-    if weighted:  # torch's own EmbeddingBag allows sample weights with SUM only
+    if weighted:  # torch's EmbeddingBag allows per-sample weights only with SUM
         tables = [t for t in pooled_tables() if t.pooling is PoolingType.SUM]
         theirs = EmbeddingBagCollection(tables=tables, is_weighted=True)
         ours: torch.nn.Module = bags_collection(device, *tables, cache=ROWS, is_weighted=True)
@@ -112,7 +112,7 @@ def test_pooled_training(device: torch.device, optimizer: Any, options: dict[str
     for _ in range(6):
         bags = random_bags(rng, PERMUTED, ROWS)
         our_batch = jagged(bags, random_weights(rng, bags) if weighted else None)
-        # A separate leaf, whose gradient is compared too.
+        # The weights are a leaf tensor, so that their gradients can be compared too.
         other = Jagged(
             our_batch.keys(),
             our_batch.values(),

@@ -212,7 +212,7 @@ def test_an_optimizer_class_is_refused(device: torch.device) -> None:
 
 @pytest.mark.parametrize("cache", [1, np.int64(1), {"t0": 1}])
 def test_a_cache_of_one_row_warns(device: torch.device, cache: Any) -> None:
-    """A warning contrasts it with 1.0, which is the whole table; the cache works all the same."""
+    """cache=1 is one row, unlike cache=1.0, the whole table: a warning explains this, and the cache still works."""
     with pytest.warns(UserWarning, match=r"'t0'.*int 1 is one of its 40 rows; 1\.0 is all rows") as caught:
         collection = bags_collection(device, cache=cache)
     assert len(caught) == 1

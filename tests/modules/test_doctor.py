@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch.doctor`: its self-test passes where tables train, and reports where they do not."""
+"""`python -m rec_sdk_torch.doctor`: its self-test passes if tables can be trained, and otherwise reports the reason."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def batch(step: int) -> KeyedJaggedTensor:
 
 
 def train_prefetched(collection: Any, steps: range, depth: int = 0) -> list[torch.Tensor]:
-    """Trains on prefetched batches; a collection whose tables are all frozen only reads them."""
+    """Trains on prefetched batches; if all tables are frozen, the batches are only looked up."""
     outputs = []
     for features in rst.prefetch(map(batch, steps), collection, depth=depth):
         output = output_values(collection(features))
@@ -38,14 +38,16 @@ def train_prefetched(collection: Any, steps: range, depth: int = 0) -> list[torc
 
 
 def two_tables(device: torch.device, kind: Kind = POOLED, optimizer: type = torch.optim.Adagrad, **fields: Any) -> Any:
-    """Builds two tables in one group; `step_swap` is an option of the optimizer, the rest are fields of the tables."""
+    """Builds two tables in one group; `step_swap` is an option of the optimizer, other keywords are fields of
+    the configs.
+    """
     keywords = {name: fields.pop(name) for name in ("step_swap",) if name in fields}
     tables = kind.collection(device, kind.config(**fields), kind.config("t1", ["f1"], **fields), cache=18)
     return apply(tables, optimizer, **keywords)
 
 
 def look_up(tables: Any, first: int, *others: int) -> None:
-    """Trains one id of t0 together with each of some ids of t1, in turn."""
+    """Trains one batch per id of t1, each with the same id of t0."""
     for other in others:
         train_step(tables, jagged({"f0": [[first]], "f1": [[other]]}))
 
@@ -198,7 +200,7 @@ def test_bounds_do_not_hold_for_a_frozen_table(device: torch.device, bound: dict
 def test_a_frozen_table_takes_the_clocks_of_a_load(device: torch.device, tmp_path: Path) -> None:
     rules = rst.AdmitAndEvictConfig(evict_idle_steps=3, evict_step_interval=1)
     tables, other = (two_tables(device, admit_and_evict_config=rules) for _ in range(2))
-    other.freeze("t0")  # before its first use
+    other.freeze("t0")  # freezes t0 before its first use
     train(tables, [jagged({"f0": [[1, 2]], "f1": [[5]]})] * 4)
     tables.freeze("t0")
     look_up(tables, 3, *range(10, 16))

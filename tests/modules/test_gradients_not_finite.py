@@ -1,4 +1,4 @@
-"""`check_finite=` and `set_grad_scaler`: checks of gradients before they update rows."""
+"""`check_finite=` and `set_grad_scaler`: gradients are checked before they update rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = {"f0": [[1], [2]], "f1": [[3], [1]]}
 
 
 def two_groups(device: torch.device, kind: Kind = POOLED, **options: Any) -> Any:
-    """Builds tables with two optimizers, so that their rows are in two groups."""
+    """Builds two tables with different optimizers and therefore in different groups."""
     collection = kind.collection(device, kind.config(), kind.config("t1", ["f1"]), **options)
     for handle, optimizer in zip(collection.parameters(), (torch.optim.SGD, torch.optim.Adam), strict=True):
         rst.apply_optimizer_in_backward(optimizer, [handle], {"lr": 0.5})
@@ -72,7 +72,7 @@ def test_off_is_the_default(device: torch.device) -> None:
 
 @EACH_KIND
 def test_scaled_losses_train_as_plain_ones(device: torch.device, kind: Kind) -> None:
-    """The scale is a power of two, so the bits are the same."""
+    """The loss scale is a power of two, so results are bit-identical to training without scaling."""
     plain, scaled = two_groups(device, kind, seed=1), two_groups(device, kind, seed=1)
     scaler = torch.amp.GradScaler(device.type, init_scale=1024.0)
     scaled.set_grad_scaler(scaler)

@@ -1,4 +1,4 @@
-"""Torch's own functions on a table's parameter handle, which has no rows: each works or raises, none fails silently."""
+"""Torch's own functions on a table's parameter handle, which holds no rows: each either works or raises an error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 def trained(kind: Kind, device: torch.device, *configs: Any) -> Any:
-    """Builds a trained collection; returns it and its parameter handle."""
+    """Builds and trains a collection; returns it and its parameter handle."""
     collection = apply(kind.collection(device, *configs))
     assert_trains(collection)
     (handle,) = collection.parameters()
@@ -76,7 +76,7 @@ def test_initializers_that_read_the_shape_work_or_raise(device: torch.device) ->
     for fill in (init.xavier_uniform_, init.xavier_normal_, init.kaiming_uniform_, init.trunc_normal_, init.eye_):
         with pytest.raises((RuntimeError, ZeroDivisionError)):
             fill(handle)
-    with pytest.warns(UserWarning, match="zero-element tensors is a no-op"):  # torch's own message
+    with pytest.warns(UserWarning, match="zero-element tensors is a no-op"):  # the message is torch's own
         init.kaiming_normal_(handle)
 
 
@@ -96,7 +96,7 @@ def test_reading_functions_still_work(device: torch.device) -> None:
 
 
 def test_sharing_memory_is_refused(device: torch.device) -> None:
-    """Memory of a table would not be shared; dense modules can share theirs."""
+    """`share_memory` cannot share a table's rows and raises; dense modules can still share their memory."""
     model = Model(device)
     for module in (model, model.tables, model.tables.embedding):
         with pytest.raises(RuntimeError, match=r"cannot be shared with other processes.*TableReader"):
@@ -151,7 +151,7 @@ def test_a_parameter_is_not_parametrized(device: torch.device, way: str) -> None
 
 
 def test_an_average_of_models_is_refused(device: torch.device) -> None:
-    """The error comes at its first update; an average of the dense part works."""
+    """The averaged model raises at its first update; averaging only the dense part works."""
     model = Model(device)
     for options in ({}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}, {"use_buffers": True}):
         averaged = AveragedModel(model, **options)
@@ -183,7 +183,7 @@ def test_another_parameter_is_refused(device: torch.device) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_function_that_torch_transforms(device: torch.device, training: bool) -> None:
-    """Tables are looked up before the transformed function."""
+    """The tables are looked up first; the transformed function uses only their outputs."""
     model = Model(device).train(training)
     batch = single_ids([1, 2])
     dense = {name: p.detach() for name, p in model.named_parameters() if name.startswith("dense.")}
@@ -204,7 +204,7 @@ CLIPS = pytest.mark.parametrize("clip", [clip_grad_norm_, clip_grad_value_])
 
 @CLIPS
 def test_clipping_tables_is_refused(device: torch.device, clip: Any) -> None:
-    """Clipping functions that were imported before a collection was made are covered too."""
+    """This includes clipping functions that were imported before the first collection was built."""
     model = Model(device)
     model(numbered(2)).sum().backward()
     (handle,) = model.tables.parameters()

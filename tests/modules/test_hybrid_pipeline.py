@@ -1,4 +1,4 @@
-"""HybridTrainPipelineSparseDist around an unsharded model has the bits of a plain loop."""
+"""HybridTrainPipelineSparseDist with an unsharded model: results are bit-identical to a plain loop's."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_batches_are_read_ahead(device: torch.device) -> None:
     left = iter(make_batches(5))
     for _ in range(3):
         rest.progress(left)
-    with pytest.raises(StopIteration):  # two batches were read ahead when the data ended
+    with pytest.raises(StopIteration):  # two batches had been read ahead when the data ended
         rest.progress(left)
     default.reset()
     assert is_idle(model)
 
 
 def test_another_iterator_begins_at_once(device: torch.device) -> None:
-    """Batches that were read ahead from the previous iterator are dropped."""
+    """When the pipeline is given another iterator, it drops the batches read ahead from the previous one."""
     first, second = make_batches(9), make_batches(4, seed=1)
     plain, ahead = Net(device), Net(device)
     pipeline = hybrid(ahead, device, pipe_n_batch=3)
@@ -68,7 +68,7 @@ def test_another_iterator_begins_at_once(device: torch.device) -> None:
 
 @dataclass
 class Batch:
-    """A batch of ids, and factors of the loss that are used only on the device."""
+    """A batch of ids, with factors of the loss that are used only on the device."""
 
     ids: KeyedJaggedTensor
     factors: torch.Tensor
@@ -93,7 +93,7 @@ class Scaled(torch.nn.Module):
 
 
 def test_dense_inputs_have_arrived_before_the_forward(device: torch.device) -> None:
-    """Copies from page-locked memory are asynchronous; a delayed stream reveals a missing wait."""
+    """Copies from page-locked memory are asynchronous. The test delays their stream, so a missing wait shows."""
     factors = [torch.arange(4.0) + place for place in range(8)]
     if device.type != "cpu":
         factors = [values.pin_memory() for values in factors]

@@ -1,4 +1,7 @@
-"""Imports without TorchRec, before torch, in either order, from any folder. Type checkers read user_types.py."""
+"""Imports of the package without TorchRec, before torch or TorchRec or after them, and from any folder.
+
+Type checkers read user_types.py.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Returns a function like `run` whose processes are forked from one that has only imported torch."""
+    """Returns a function like `run` that forks its processes from a process that has only imported torch."""
     interpreters = Interpreters("torch", **ENVIRONMENT)
 
     def run_after_torch(code: str, *blocked: str) -> str:
@@ -190,7 +193,9 @@ print(TableBatchedEmbedding([TableConfig("t", 10, 4)], device="cpu").device)
 
 
 def test_without_torch_npu(after_torch: Run) -> None:
-    """torch_npu is recommended only where CANN is installed; elsewhere it would break `import torch`."""
+    """The message recommends torch_npu only if CANN is installed; without CANN, torch_npu would break `import
+    torch`.
+    """
     variables = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH")
     without = f"[os.environ.pop(name, None) for name in {variables}]\n"
     error, device = after_torch(without + WITHOUT_TORCH_NPU).splitlines()
@@ -264,7 +269,7 @@ def test_importing_torchrec_first_changes_nothing_yet(after_torch: Run) -> None:
     """Importing torch modules is slow: `torch.distributed.optim` compiles eight optimizers, so it must not be imported.
 
     No class of TorchRec is changed before a fused optimizer is made. No thread outlives its process group, since it
-    might abort the process while the interpreter ends.
+    could abort the process at interpreter exit.
     """
     pytest.importorskip("torchrec")
     code = PROCESS_GROUP.format(first="", then=TORCHREC_FIRST + IN_TORCHREC)

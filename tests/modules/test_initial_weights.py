@@ -48,7 +48,7 @@ def test_linear_initializer(device: torch.device) -> None:
 
 
 def hash_collection(device: torch.device, **fields: Any) -> HashEmbeddingBagCollection:
-    """Builds a collection without a host store, seeded by torch's generator."""
+    """Builds a collection without a host store, whose seed is drawn from torch's generator."""
     torch.manual_seed(0)
     return capacity_collection(device, capacity_config(**fields))
 
@@ -63,7 +63,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_the_default_has_torchrecs_bounds(device: torch.device, kind: str) -> None:
-    """Every id has its own row, uniform between plus and minus sqrt(1 / num_embeddings)."""
+    """Every id has a row of its own, drawn uniformly between plus and minus sqrt(1 / num_embeddings)."""
     default, uniform = (read(MAKERS[kind](device, **fields), single_ids(range(30))) for fields in (DEFAULT, {}))
     assert torch.equal(default, uniform)
     assert default.unique().numel() == 120
@@ -72,7 +72,7 @@ def test_the_default_has_torchrecs_bounds(device: torch.device, kind: str) -> No
 
 @pytest.mark.parametrize("kind", list(MAKERS))
 def test_the_default_is_announced_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A config without initializer and function warns once; the warning names how to silence it."""
+    """A config without an initializer and without `init_fn` warns once; the warning says how to silence it."""
     monkeypatch.setattr(config_defaults, "warns_changed_default", True)
     cpu = torch.device("cpu")
     with warnings.catch_warnings():
@@ -88,12 +88,12 @@ def test_the_default_is_announced_once(kind: str, monkeypatch: pytest.MonkeyPatc
     assert Path(caught[0].filename).name in (
         "collection_factory.py",
         "test_initial_weights.py",
-    )  # not a file of the package
+    )  # the warning points to this file, not to one of the package
 
 
 @pytest.mark.parametrize("kind", ["pooled", "sequence"])
 def test_a_load_keeps_the_rows_of_another_initializer(device: torch.device, kind: str, tmp_path: Path) -> None:
-    """Loaded ids have the save's rows; other ids start as the model's config says."""
+    """Loaded ids have the save's rows; other ids are initialized by the model's own config."""
     saved = apply(MAKERS[kind](device, initializer_type=InitializerType.LINEAR))
     train_step(saved, single_ids([1, 2, 3]))
     rst.Saver().save(saved, tmp_path)
@@ -133,7 +133,7 @@ def test_initial_weights_depend_on_seed_table_and_id_alone(device: torch.device,
 
 
 def towers(device: torch.device, seed: int) -> list[torch.Tensor]:
-    """Builds collections with one table name, one after the other and without a seed; returns their rows."""
+    """Builds several collections without a seed, all with the same table name; returns their rows."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         made = [
@@ -147,7 +147,9 @@ def towers(device: torch.device, seed: int) -> list[torch.Tensor]:
 
 
 def test_collections_without_a_seed_differ(device: torch.device) -> None:
-    """As in torch's modules, a copy has the weights of its original, and torch.manual_seed reproduces all of them."""
+    """As with torch's modules, a copy has its original's weights, and torch.manual_seed makes all weights
+    reproducible.
+    """
     first, again, other = towers(device, 3), towers(device, 3), towers(device, 4)
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     assert all(torch.equal(*pair) for pair in zip(first[:4], first[4:], strict=True))
@@ -156,7 +158,9 @@ def test_collections_without_a_seed_differ(device: torch.device) -> None:
 
 
 def test_an_explicit_seed_determines_the_weights(device: torch.device) -> None:
-    """An explicit seed draws no random number, and a collection on the meta device has the weights of any device."""
+    """With an explicit seed, torch's generator is not used, and a collection moved from the meta device has
+    equal weights.
+    """
     before = torch.get_rng_state()
     plain, meta = (bags_collection(where) for where in (device, torch.device("meta")))
     assert torch.equal(torch.get_rng_state(), before)
@@ -165,7 +169,7 @@ def test_an_explicit_seed_determines_the_weights(device: torch.device) -> None:
 
 
 def test_init_fn_that_fails_is_called_again(device: torch.device) -> None:
-    """A table whose rows were not initialized is not left behind."""
+    """After the error, no half-initialized table remains."""
     errors = [ValueError("not now")]
 
     def fill(param: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Monitoring of the cache: counters by table, memory, profiler ranges, warnings, scalars, print, notebooks."""
+"""Monitoring of the cache: counters by table, memory, profiler ranges, warnings, scalars, printing, notebooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RECORD = 4 * DIM
 
 
 def two_tables(device: torch.device, cache: Any = 4, *, window: int = 1, **fields: Any) -> Any:
-    """Builds tables t0, with `fields`, and t1 in one group."""
+    """Builds tables t0 and t1 in one group; `fields` are config fields of t0."""
     configs = [bag_config(**fields), bag_config("t1", ["f1"])]
     return apply(bags_collection(device, *configs, cache=cache), window=window)
 
@@ -44,7 +44,7 @@ def test_counters_are_kept_per_table(device: torch.device) -> None:
     collection = two_tables(device)
     train(collection, [batch([1, 2, 2], [5]), batch([3, 4, 9], [5, 5, 6])])
     first, second, total = collection.cache_stats("t0"), collection.cache_stats("t1"), collection.cache_stats()
-    # t0 sees ids 1 and 2, then 3, 4 and 9, for which one of four slots is missing.
+    # t0 looks up ids 1 and 2, then 3, 4 and 9: five rows, but the cache has four slots.
     expected = {"batches": 2, "lookups": 6, "unique_rows": 5, "unique_misses": 5, "new_rows": 5, "rows_in": 5}
     expected |= {"rows_out": 1, "bytes_in": 5 * RECORD, "bytes_out": RECORD, "bounds_errors": 0, "largest_batch": 3}
     expected |= {"warmed_rows": 0, "pinned_rows": 0, "admitted": 0, "not_admitted_lookups": 0, "evicted": 0}
@@ -175,7 +175,7 @@ def test_low_hit_rate_warns_once_and_not_of_new_rows(device: torch.device) -> No
     assert not epoch(two_tables(device, cache=8), rows=1000, batches=100), "all rows are new"
     assert not epoch(two_tables(device, cache=8), rows=8, batches=100), "all rows are resident"
     messages = epoch(two_tables(device, cache=8), rows=24, batches=600)
-    assert len(messages) == 1, messages  # of a scan that does not fit
+    assert len(messages) == 1, messages  # the one warning is about a scan over more rows than the cache holds
     assert "were not in the device cache" in messages[0]
 
 
@@ -196,7 +196,7 @@ def test_scalars_cover_the_forwards_since_the_last_write(device: torch.device) -
     log = rst.CacheLog(writer, model, every=2)
     train(model["sparse"], (batch(ids, [5]) for ids in ([1, 2], [1, 3], [1, 2], [1, 4])))
     model.eval()
-    model["sparse"](batch([1], [5]))  # counts nothing
+    model["sparse"](batch([1], [5]))  # evaluation lookups are not counted
     model.train()
     of_t0 = {step: writer.written["sparse/t0/hit_rate", step] for step in (2, 4)}
     assert of_t0 == {2: 0.25, 4: 0.75}
@@ -242,7 +242,7 @@ class FullDisk(Scalars):
 
 
 def test_an_error_of_the_writer_does_not_end_the_training(device: torch.device) -> None:
-    """A failing writer warns once; scalars that are written later are from their own forwards."""
+    """A failing writer warns once. Scalars written later cover only the forwards since the failed write."""
     model = torch.nn.ModuleDict({"sparse": two_tables(device)})
     writer = FullDisk()
     rst.CacheLog(writer, model, every=1)
@@ -290,7 +290,7 @@ SHOWN: dict[str, tuple[Any, list[str]]] = {
 
 @pytest.mark.parametrize("kind", list(SHOWN))
 def test_printing_a_model_shows_its_tables(device: torch.device, kind: str) -> None:
-    """Printing allocates nothing: an optimizer may still be applied."""
+    """Printing allocates no table, so an optimizer may still be applied afterwards."""
     make, lines = SHOWN[kind]
     collection = make(device)
     model = torch.nn.Sequential(collection)
@@ -322,7 +322,7 @@ def test_cache_sizes_is_a_property_everywhere() -> None:
 
 
 def cells(collection: Any) -> dict[str, list[str]]:
-    """Returns the cells of each table in the notebook view, whose HTML must be well-formed."""
+    """Returns the cells of each table in the notebook view; fails if its HTML is not well-formed."""
     root = ElementTree.fromstring(collection._repr_html_())
     head = [cell.text for cell in root.findall("./thead/tr/th")]
     assert head == ["table", "rows", "of", "columns", "in the cache", "hit rate", "device MiB", "host MiB"]
@@ -335,7 +335,7 @@ def test_notebooks_show_rows_cache_and_rate(device: torch.device) -> None:
     collection = two_tables(device, num_embeddings=4000)
     train(collection, [batch(ids, [5]) for ids in ([1, 2], [2, 3], [7, 8])])
     stats = collection.cache_stats("t0")
-    # Ids 1, 2, 3, 7, 8 are known; of 6 rows that batches looked up, one was cached.
+    # The table has ids 1, 2, 3, 7 and 8; of the 6 rows that batches looked up, one was already cached.
     assert (stats["unique_rows"], stats["unique_misses"]) == (6, 5)
     shown = cells(collection)
     assert shown["t0"][:5] == ["5", "4,000", "4", "4", "16.7%"]
@@ -350,7 +350,10 @@ def test_notebooks_show_rows_cache_and_rate(device: torch.device) -> None:
 
 @pytest.mark.parametrize("meta", [False, True])
 def test_displaying_in_a_notebook_allocates_nothing(device: torch.device, meta: bool) -> None:
-    """Options may still change, and a collection on the meta device has no rows at all."""
+    """After displaying, options may still change.
+
+    A collection on the meta device, without rows, can be displayed too.
+    """
     collection = bags_collection(torch.device("meta") if meta else device, cache=4)
     assert cells(collection)["t0"][:5] == ["-", "40", "4", "-", "-"]
     assert not collection.embedding.layout.built

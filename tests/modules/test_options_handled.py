@@ -1,4 +1,4 @@
-"""No option is lost by a copy, a state dict, a save, a collection or FBGEMM's module, as listed in option_cases.py."""
+"""Copies, state dicts, saves, collections and FBGEMM's module keep all options that option_cases.py lists."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("_folder")
 
 @pytest.fixture
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes folders of options and saves relative to a temporary folder."""
+    """Makes relative paths of options and saves refer to a temporary folder."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -63,19 +63,19 @@ def test_copies(name: str) -> None:
     option = OPTIONS[name]
     embedding = make_embedding(name)
     assert observed(name, copy.deepcopy(embedding)) == expected(option, option.copy)
-    del embedding  # it holds the folder of a host store
+    del embedding  # it locks the folder of a host store, which the next embedding needs
     collection = make_collection(name, rst)
     assert observed(name, copy.deepcopy(collection).embedding) == expected(option, option.copy)
 
 
 def weights(embedding: TableBatchedEmbedding) -> torch.Tensor:
-    """Returns the rows that `fill` wrote."""
+    """Reads the rows that `fill` has written."""
     view = embedding.view(embedding.tables[0].name)
     return view.read(torch.arange(20), ["weight"]).parts["weight"]
 
 
 def check_loaded(name: str, expectation: Rows, source: TableBatchedEmbedding, load: Callable[[Any], object]) -> None:
-    """Loads into an embedding with the option if the loaded data supports it, else into one without."""
+    """Loads into an embedding with the option, or without it if `expectation` is `Absent`; compares rows and option."""
     target = make_embedding(name, without=isinstance(expectation, Absent))
     load(target)
     assert torch.equal(weights(target), weights(source))

@@ -1,6 +1,6 @@
-"""Changing the output of a forward in place trains like the same change out of place.
+"""Changing the output of a forward pass in place trains like the same change out of place.
 
-The reference is the same training out of place, with the same bits. No output is copied for it.
+Results must be bit-identical to the same training out of place. No output is copied to allow this.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_in_place_trains_as_out_of_place(device: torch.device, kind: str, change
 
 @pytest.mark.parametrize("kind", COLLECTIONS)
 def test_nothing_is_copied(device: torch.device, kind: str) -> None:
-    """Features of a group share one tensor, as they were looked up; a change is one node of autograd."""
+    """The outputs of a group's features share the memory of the lookup; a change in place adds one autograd node."""
     collection = COLLECTIONS[kind](device)
     apply(collection)
     outputs = output_parts(collection(BATCHES[0]))
@@ -104,7 +104,7 @@ def test_nothing_is_copied(device: torch.device, kind: str) -> None:
 
 
 def test_a_change_of_one_feature_leaves_others_to_autograd(device: torch.device) -> None:
-    """A function that saved one feature for its backward pass does not see a change of another."""
+    """Autograd does not treat a change of one output as a change of another output saved for the backward pass."""
     collection = apply(sequences(device, 4))
     first, second, third = output_parts(collection(BATCHES[0]))
     product = first * second
@@ -119,7 +119,7 @@ def test_a_change_of_one_feature_leaves_others_to_autograd(device: torch.device)
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_evaluation_outputs_may_be_changed_in_place(device: torch.device, weighted: bool) -> None:
-    """With per-sample weights that need gradients, the output is a node of autograd as well."""
+    """With per-sample weights that require gradients, evaluation outputs are part of the autograd graph too."""
     collection = bags_collection(device, is_weighted=weighted).eval()
     gradients = []
     for way in CHANGES["relu"]:
@@ -138,7 +138,7 @@ def test_evaluation_outputs_may_be_changed_in_place(device: torch.device, weight
 def test_evaluation_outputs_may_be_multiplied_by_a_parameter(
     device: torch.device, kind: str, in_grad_mode: bool
 ) -> None:
-    """Autograd would refuse the change for a view that was made without gradients."""
+    """If outputs were views created without grad mode, autograd would refuse the change in place."""
     collection = COLLECTIONS[kind](device).eval()
     gradients = []
     for way in (torch.Tensor.mul_, torch.Tensor.mul):

@@ -1,4 +1,4 @@
-"""Padding ids: the results of torch's modules with a `padding_idx`, and errors."""
+"""Padding ids: results match torch's modules with a `padding_idx`; invalid padding ids raise errors."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_padding_id_gets_no_row_and_is_not_counted(device: torch.device) -> No
     train_step(ours, jagged({"f0": [[-1, 7], [-1], []]}))
     assert ours.table_ids("t0").tolist() == [7]
     assert ours.cache_stats()["lookups"] == 1
-    train_step(ours, single_ids([-1, -1, -1]))  # a batch of padding ids only
+    train_step(ours, single_ids([-1, -1, -1]))  # the batch consists of padding ids only
     assert not ours.eval()(single_ids([-1, -1, -1])).values().any()
 
 

@@ -1,7 +1,7 @@
-"""Sequence features outside the loss have no gradient: their rows are unchanged, whichever tables share a group.
+"""Sequence features outside the loss have no gradient: their rows are unchanged, even if tables share a group.
 
-The reference is torch.nn.Embedding with one lookup per feature of the loss, and the documented formulas on the rows
-of its sparse gradients; t advances with every backward pass, or window, of the collection.
+The reference is torch.nn.Embedding with one lookup per feature of the loss. The documented formulas update the rows of
+its sparse gradients. The step count t advances with every backward pass, or accumulation window, of the collection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FEATURES = {"t0": ("f0", "f1"), "t1": ("f2",), "t2": ("f3",)}
 
 
 class Reference:
-    """Tables as float64 `nn.Embedding`s, with an optimizer on the rows that a loss reads."""
+    """Tables as float64 `nn.Embedding`s; the optimizer updates only rows that the loss depends on."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], optimizer: str, window: int) -> None:
         self.tables = {
@@ -51,7 +51,7 @@ class Reference:
             return
         self.t += 1
         for optimizer in self.optimizers.values():
-            optimizer.state[optimizer.weight]["step"] = self.t - 1  # also for a table without a gradient
+            optimizer.state[optimizer.weight]["step"] = self.t - 1  # t advances also for tables without a gradient
             if optimizer.weight.grad is not None:
                 optimizer.step()
                 optimizer.weight.grad = None
@@ -76,7 +76,7 @@ def collection_of(device: torch.device, dims: Sequence[int], optimizer: str, win
 
 
 def tables_of(collection: Any) -> dict[str, torch.Tensor]:
-    """Returns every row of every table, in the order of ids."""
+    """Returns all rows of all tables, ordered by id."""
     collection.eval()
     every = jagged({feature: [list(range(IDS))] for features in FEATURES.values() for feature in features})
     output = collection(every)
@@ -85,7 +85,7 @@ def tables_of(collection: Any) -> dict[str, torch.Tensor]:
 
 
 def draw(seed: int) -> dict[str, list[list[int]]]:
-    """Draws ids of each feature; both features of t0 share some and have some of their own."""
+    """Draws ids for each feature; the two features of t0 have some ids in common."""
     rng = np.random.default_rng(seed)
     return {f"f{n}": [rng.integers(0, IDS, 3).tolist(), rng.integers(0, IDS, 2).tolist()] for n in range(4)}
 
@@ -127,7 +127,7 @@ def test_only_features_of_the_loss_are_updated(
 
 @DIMS
 def test_a_zero_gradient_still_updates(device: torch.device, dims: Sequence[int]) -> None:
-    """A feature that the loss multiplies by 0 has a gradient: with Adam, rows with momentum still move."""
+    """A feature that the loss multiplies by 0 does have a gradient: Adam still updates rows with momentum."""
     collection = collection_of(device, dims, "adam", 1)
     reference = Reference(tables_of(collection), "adam", 1)
     for factor in (1.0, 0.0):
@@ -143,7 +143,10 @@ def test_a_zero_gradient_still_updates(device: torch.device, dims: Sequence[int]
 
 @DIMS
 def test_hooks_of_unused_features_receive_none(device: torch.device, dims: Sequence[int]) -> None:
-    """All outputs belong to one function: hooks of features outside the loss get None, as with `torch.split`."""
+    """All outputs come from one autograd function.
+
+    Hooks of outputs outside the loss receive None, as with `torch.split`.
+    """
     collection = collection_of(device, dims, "adam", 1)
     outputs = {name: part.values() for name, part in collection(jagged(draw(0))).items()}
     called: dict[str, torch.Tensor | None] = {}

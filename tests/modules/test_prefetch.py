@@ -1,4 +1,4 @@
-"""Prefetching trains the same, and leaves nothing behind however it ends."""
+"""Training with prefetching gives the same results, and leaves no plan or pin behind, however it ends."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def is_idle(model: Net) -> bool:
 
 
 def assert_trained_the_same(ahead: Net, plain: Net, outputs: Any = (), expected: Any = ()) -> None:
-    """Checks that both models trained the same, and that no plan is left."""
+    """Checks that both models were trained to the same values, and that no plan remains."""
     assert len(outputs) == len(expected)
     assert all(map(torch.equal, outputs, expected))
     assert is_same(state(ahead), state(plain))
@@ -96,7 +96,7 @@ def test_trains_the_same(device: torch.device, depth: int, window: int) -> None:
 
 
 def test_the_end_of_a_window_is_predicted(device: torch.device) -> None:
-    """The update at a window's end waits for the planning lock; other backward passes do not need it."""
+    """The update at the end of a window acquires the planning lock; other backward passes do not."""
     model, ends = Net(device, window=3), []
     for batch in make_batches(6):
         ends.append(model.tables.embedding.layout.ends_window())
@@ -105,7 +105,7 @@ def test_the_end_of_a_window_is_predicted(device: torch.device) -> None:
 
 
 def test_plans_are_made_ahead(device: torch.device) -> None:
-    """While a batch is trained the next ones are planned, so that their forwards plan nothing."""
+    """While a batch is trained, the next batches are planned, so their forward passes plan nothing."""
     model = Net(device, cache=4 * IDS)
     train(model, make_batches(1))
     ahead = model.tables.embedding.queue
@@ -158,7 +158,7 @@ def test_pipeline_options(device: torch.device) -> None:
     pipeline = pipeline_of(model, device, **hooks, execute_all_batches=False, depth=2)
     source = iter(make_batches(5))
     assert [pipeline.progress(source) for _ in range(3)] == ["output"] * 3
-    with pytest.raises(StopIteration):  # two batches were read ahead when the data ended
+    with pytest.raises(StopIteration):  # two batches had been read ahead when the data ended
         pipeline.progress(source)
     assert calls == ["zero_grad", "forward", "backward"] * 3
     assert is_idle(model)
@@ -206,7 +206,7 @@ DISTURBANCES: dict[str, Callable[[Net, KeyedJaggedTensor], object]] = {
 
 @pytest.fixture
 def freeze_existing_objects() -> Iterator[None]:
-    """Freezes existing objects, so that the garbage collector does not traverse torch's for a quarter of a second."""
+    """Freezes existing objects; otherwise each garbage collection would traverse torch's objects for 0.25 seconds."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -215,7 +215,7 @@ def freeze_existing_objects() -> Iterator[None]:
 @pytest.mark.usefixtures("freeze_existing_objects")
 @pytest.mark.parametrize("disturb", DISTURBANCES)
 def test_operations_between_prefetched_steps(device: torch.device, disturb: str) -> None:
-    """Operations between two steps behave as without prefetching."""
+    """Operations between two steps have the same effect as without prefetching."""
     results = []
     for depth in (0, 2):
         model = Net(device)
@@ -309,7 +309,7 @@ def wait(model: Net, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def test_many_short_epochs(device: torch.device, request: pytest.FixtureRequest) -> None:
-    """The cache is one row larger than a batch needs."""
+    """The cache has only one row more than a batch needs."""
     epochs = 60 if device.type != "cpu" else 1000 if request.config.getoption("--full") else 120
     plain, ahead = Net(device, cache=9), Net(device, cache=9)
     for epoch in range(epochs):
@@ -398,7 +398,7 @@ def test_a_prefetched_batch_that_is_only_read(device: torch.device) -> None:
 
 
 class Owner:
-    """An object with a worker whose job is one of its own methods."""
+    """An object that owns a worker, whose job is a method of the object."""
 
     def __init__(self) -> None:
         self.worker = Worker("owned")

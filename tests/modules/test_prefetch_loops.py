@@ -1,4 +1,7 @@
-"""Loops that prefetch but never look up some batches: one warning, no further planning, no plan or row left."""
+"""Loops that prefetch batches but never look some of them up.
+
+They cause one warning, planning stops, and no plan or pinned row remains.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ UNUSED = "were not the prefetched ones"
 
 
 def make(device: torch.device, policy: str = "lrfu", kind: Kind = POOLED) -> Any:
-    """Builds tables that have trained one batch."""
+    """Builds tables and trains them on one batch."""
     tables = kind.collection(device, kind.config(num_embeddings=9000), cache=600, cache_policy=policy)
     train_step(apply(tables, torch.optim.Adagrad, lr=0.1), batch_of(0))
     return tables
@@ -37,17 +40,17 @@ def batch_of(step: int) -> KeyedJaggedTensor:
 
 
 def batches(count: int = 30) -> Iterator[KeyedJaggedTensor]:
-    """Yields batches whose rows are not cached."""
+    """Yields batches with rows that are not in the cache."""
     return map(batch_of, range(count))
 
 
 def remapped(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Returns a batch with other ids, as from a model that remaps its ids before the lookup."""
+    """Returns a copy with other ids, like a model that remaps ids before the lookup."""
     return KeyedJaggedTensor(batch.keys(), batch.values() * 3 + 5000, lengths=batch.lengths())
 
 
 class Plans:
-    """A counter of plans: how many were made, and how many existed at once."""
+    """A counter of plans: how many were created, and the largest number that existed at once."""
 
     def __init__(self, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = self.most = 0
@@ -145,7 +148,7 @@ def test_loops_without_a_warning(device: torch.device, loop: str, policy: str, m
 
 
 def test_batches_that_are_only_read_are_not_planned(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch may have been planned before the first one was read."""
+    """One batch may have been planned before the loop first reads a batch without training it."""
     tables = make(device)
     plans = Plans(tables, monkeypatch)
     for batch in rst.prefetch(batches(), tables, 2):
@@ -164,7 +167,7 @@ def test_batches_that_are_only_read_are_not_planned(device: torch.device, monkey
 def test_pipelines_that_hold_batches_plan_no_further(
     device: torch.device, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TorchRec's pipelines hold batches that they train later."""
+    """While TorchRec's pipelines hold batches for later steps, no further batches are planned."""
     tables = make(device)
     plans = Plans(tables, monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Stochastic rounding in collections: resuming and saving do not change the bits."""
+"""Stochastic rounding in collections: saving and resuming leave results bit-identical."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_resumed_run_has_the_same_bits(stored: DataType, device: torch.device,
 
 @pytest.mark.parametrize("background", [False, True])
 def test_saves_have_the_stored_type(background: bool, device: torch.device, tmp_path: Path) -> None:
-    """A save from a narrower or wider cache has the table's dtype, so that any table loads it."""
+    """A save has the table's dtype even if the cache has another, so it loads into tables with any cache dtype."""
     source, target = collection(device, 30, cache_dtype=torch.float32), collection(device, 30)
     train(source, batches(0, 10))
     done = rst.Saver().save(source, tmp_path, background=background)

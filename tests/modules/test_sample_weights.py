@@ -1,6 +1,6 @@
-"""Per-sample weights: their gradient follows from the rows that the forward returned, in the weights' own dtype.
+"""Per-sample weights: their gradients are computed from the rows that the forward read, in the weights' dtype.
 
-The reference is plain torch on copies of the rows at the time of the forward.
+The reference is plain torch on copies of the rows, made at the time of the forward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training import train
 
 from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig
 
-LENGTHS = [2, 1, 0, 3] * 2  # of both features
+LENGTHS = [2, 1, 0, 3] * 2  # bag lengths of both features
 IDS = 10
 
 
@@ -37,7 +37,10 @@ def batch(seed: int, device: torch.device) -> KeyedJaggedTensor:
 
 
 def expected_grad(tables: Sequence[torch.Tensor], given: KeyedJaggedTensor, grad: torch.Tensor) -> torch.Tensor:
-    """Computes the gradients of the weights of `given`: each lookup's row of `tables` times the gradient of its bag."""
+    """Computes the gradients of the per-sample weights of `given`.
+
+    Each is the product of the lookup's row in `tables` and the gradient of its bag.
+    """
     bag = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     samples, dims = len(LENGTHS) // 2, [table.shape[1] for table in tables]
     grads = grad.cpu().split(dims, dim=1)
@@ -81,9 +84,9 @@ CASES = pytest.mark.parametrize(
 def test_two_forwards_then_their_backwards(
     device: torch.device, window: int, dims: tuple[int, int], order: tuple[int, int] | None
 ) -> None:
-    """Each backward uses the rows of its own forward, in either order, and also with both in one loss."""
+    """Each backward pass uses the rows of its own forward, in either order, or with both outputs in one loss."""
     collection = collection_of(device, window, dims)
-    for seed in range(3):  # anywhere in a window
+    for seed in range(3):  # at any position in an accumulation window
         before = rows(collection)
         batches = [batch(2 * seed, device), batch(2 * seed + 1, device)]
         outputs = [collection(b).values() for b in batches]
@@ -99,7 +102,7 @@ def test_two_forwards_then_their_backwards(
 
 @pytest.mark.parametrize("between", ["updates", "a load"])
 def test_what_happens_between_forward_and_backward(device: torch.device, between: str) -> None:
-    """Updates before the latest one count as well; rows stay cached as long as the forward is pending."""
+    """Several updates may run between forward and backward; the rows stay cached until the backward pass."""
     collection = collection_of(device)
     before, waiting = rows(collection), batch(0, device)
     output = collection(waiting).values()
@@ -138,7 +141,9 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_weights_of_any_form(device: torch.device, form: str, mode: str) -> None:
-    """They behave like float32 `[n]` with the same values; the gradient has their own dtype."""
+    """Other shapes and dtypes behave like float32 weights `[n]` with the same values; gradients have the
+    weights' dtype.
+    """
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, IDS, 12))
     offsets = torch.tensor([0, 3, 4, 4, 8, 9, 12])
     ours = embedding(device).train(mode == "train")

@@ -1,7 +1,7 @@
-"""Saves, copies and loads beside training threads see all tables at one moment.
+"""Saves, copies and loads during training in other threads see all tables at a single moment.
 
-The reference is arithmetic: every step looks up the same ids in every table, with gradient 1 and learning rate 1. So
-at any moment a row's weight is minus the number of its steps, in every table.
+The expected values follow by arithmetic: every step looks up the same ids in every table, with gradient 1 and learning
+rate 1. So at any moment, a row's weight is minus the number of its steps, in every table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from batches import jagged
 from collection_factory import apply, bag_config, bags_collection, index_bag_config
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for runs as a program
+sys.path.insert(0, str(Path(__file__).parents[1]))  # needed when this file runs as a program
 
 import rec_sdk_torch as rst
 
@@ -61,7 +61,7 @@ def rows_of(state: Mapping[str, torch.Tensor], table: str) -> torch.Tensor:
 
 
 def steps_of(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns how often each id was in a batch; fails if the tables differ."""
+    """Returns the number of training steps of each id; fails if tables differ."""
     steps = -rows_of(state, "t0")[:, 0]
     for table in LOOKED_UP:
         rows = -rows_of(state, table)
@@ -76,7 +76,7 @@ def steps_of(state: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 @contextmanager
 def beside(work: Callable[[], None], threads: int = 1) -> Iterator[list[BaseException]]:
-    """Calls `work` repeatedly in other threads; yields their errors, and raises the first at the end."""
+    """Calls `work` repeatedly in other threads during the block; yields their errors, and finally raises the first."""
     over = threading.Event()
     errors: list[BaseException] = []
 
@@ -117,7 +117,7 @@ HOW = pytest.mark.parametrize("take", [save, save_of_a_copy])
 
 @HOW
 def test_a_save_reads_every_row_unchanged(device: torch.device, take: Callable[[Any], dict[str, torch.Tensor]]) -> None:
-    """With learning rate 0, rows only move between cache and host."""
+    """With learning rate 0, training does not change rows; it only moves them between cache and host store."""
     collection = make(device, lr=0.0, high=1.0)
     collection(batch_of(np.arange(BATCH)))  # builds the tables
     rng = np.random.default_rng(0)
@@ -147,7 +147,7 @@ def test_a_save_sees_all_tables_at_one_moment(
 
 
 def test_optimizer_states_are_of_one_moment(device: torch.device) -> None:
-    """Adagrad's sums count the steps of each row, `step` counts all steps."""
+    """Adagrad's sum of squares counts each row's steps; `step` counts all steps."""
     collection = make(device, lr=1.0, optimizer=torch.optim.Adagrad)
     rng = np.random.default_rng(0)
     train(collection, rng)
@@ -165,7 +165,7 @@ def test_optimizer_states_are_of_one_moment(device: torch.device) -> None:
 
 
 def load_beside_refusals(device: torch.device, seconds: float) -> None:
-    """Loads while another thread runs batches that are too large for the cache."""
+    """Loads repeatedly while another thread runs batches that are too large for the cache."""
     collection = make(device, lr=1.0)
     for seed in range(10):
         train(collection, np.random.default_rng(seed))
@@ -216,7 +216,7 @@ def train_save_and_load(device: torch.device, seconds: float, window: int) -> No
         rng = rngs.setdefault(threading.get_ident(), np.random.default_rng(len(rngs)))
         train(collection, rng)
         counts["steps"] += 1
-        time.sleep(float(rng.uniform(0, 2e-3)))  # gives loads a time without batches in flight
+        time.sleep(float(rng.uniform(0, 2e-3)))  # leaves time without a batch in flight, in which a load can succeed
 
     def saves() -> None:
         state = save(collection)
@@ -247,7 +247,7 @@ def train_save_and_load(device: torch.device, seconds: float, window: int) -> No
 @pytest.mark.parametrize("times", [1.0, pytest.param(30.0, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("scenario", "seconds"), [("load_beside_refusals", 1.0), ("all_at_once", 2.0)])
 def test_threads_in_another_process(device: torch.device, scenario: str, seconds: float, times: float) -> None:
-    """Runs loads beside refused batches, and threads that train, save and load, in another process."""
+    """Runs this file as a program: loads during refused batches, then threads that train, save and load."""
     arguments = (__file__, scenario, str(device), str(seconds * times), "120.0")
     done = forked_python.python(*arguments, PYTHONPATH=str(Path(__file__).parents[1]))
     assert done.returncode == 0, f"{done.args}: {done.returncode}\n{done.stdout}\n{done.stderr[-6000:]}"

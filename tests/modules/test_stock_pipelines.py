@@ -1,6 +1,6 @@
 """TorchRec's train pipelines and DistributedModelParallel, and torch's DistributedDataParallel, with unsharded tables.
 
-The reference is a plain loop over the same batches, with the same bits.
+Results must be bit-identical to a plain loop over the same batches.
 """
 
 from __future__ import annotations
@@ -95,14 +95,17 @@ def waited(batches: Iterator[Sample], model: Model) -> Iterator[Sample]:
 
 
 def pipelined(pipeline: Any, model: Any, device: torch.device) -> Any:
-    """Builds `pipeline` for `model`, with an eager backend where it compiles: not every device has Inductor."""
+    """Builds `pipeline` for `model`.
+
+    Compiling pipelines use the eager backend, since not every device supports Inductor.
+    """
     compiles = pipeline is pipelines.TrainPipelinePT2
     options = {"compile_configs": pipelines.TorchCompileConfig(backend="eager")} if compiles else {}
     return pipeline(model, optimizer_of(model), device, **options)
 
 
 def model_parallel(model: torch.nn.Module, device: torch.device, **options: Any) -> DistributedModelParallel:
-    """Wraps the model with TorchRec's own plan, which is empty."""
+    """Wraps the model in DistributedModelParallel with TorchRec's own plan, which shards no table."""
     return DistributedModelParallel(model, device=device, **options)
 
 
@@ -135,9 +138,9 @@ TRAINING = [
 
 @pytest.mark.parametrize("pipeline", TRAINING)
 def test_a_stock_pipeline_of_prefetched_batches(device: torch.device, alone: None, pipeline: Any) -> None:
-    """Batches that the pipeline has read are planned before it trains them, with the same bits."""
+    """Batches that the pipeline has read are planned before they are trained; results stay bit-identical."""
     plain, model = Model(device, cache=40), Model(device, cache=40)
-    model.tables(BATCHES[0].ids)  # nothing is planned ahead before the first forward
+    model.tables(BATCHES[0].ids)  # the first forward must precede any planning ahead
     ahead = model.tables.embedding.queue
     in_threads: list[bool] = []
 
@@ -181,7 +184,7 @@ def test_a_stock_pipeline_evaluates(device: torch.device, alone: None, pipeline:
 def test_model_parallel_leaves_tables_to_each_rank(
     device: torch.device, alone: None, sharders: Any, made_on: str
 ) -> None:
-    """Models on the meta device, where nothing was allocated, are included."""
+    """This includes models on the meta device, for which no memory was allocated."""
     plain = Model(device)
     with torch.device("meta" if made_on == "default meta" else device):
         model = Model({"device": device, "meta": torch.device("meta")}.get(made_on))
@@ -215,7 +218,7 @@ def test_model_parallel_does_not_drop_what_cannot_be_loaded(device: torch.device
 
 
 class Both(Model):
-    """A model with our tables beside a collection that TorchRec shards."""
+    """A model with a collection of this package and one that TorchRec shards."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -254,7 +257,8 @@ def run_rank(rank: int, device: torch.device) -> None:
         (DistributedDataParallel, {"find_unused_parameters": True}),
     ):
         model = Model(device)
-        data_parallel._warn_per_rank.cache_clear()  # it warns once per process
+        # the warning is given once per process; the cleared cache allows it again
+        data_parallel._warn_per_rank.cache_clear()
         with pytest.warns(UserWarning, match="'t0'.*each rank.*DistributedModelParallel|'t0'.*each rank's own"):
             parallel = wrap(model, device, **options) if wrap is model_parallel else wrap(model, **options)
         for _ in range(2):
@@ -277,7 +281,11 @@ def test_names_to_ignore_are_kept(device: torch.device, alone: None) -> None:
 
 
 def test_tables_that_an_optimizer_of_torch_is_to_train_are_refused_at_once(device: torch.device, alone: None) -> None:
-    """Scripts for Rec SDK pass the parameters so, where unsharded hash tables are dense parameters."""
+    """In scripts for Rec SDK, unsharded hash tables are dense parameters that a torch optimizer trains.
+
+    Such scripts fail here as soon as DistributedDataParallel wraps the model.
+
+    """
     model = torch.nn.Sequential(capacity_collection(device))
     with pytest.raises(RuntimeError, match=r"\['t0'\].*apply_optimizer_in_backward.*torchrec\.EmbeddingBagC"):
         DistributedDataParallel(model)
@@ -290,7 +298,7 @@ def test_tables_that_an_optimizer_of_torch_is_to_train_are_refused_at_once(devic
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("full", [False, True])
 def test_torchs_distributed_state_dicts(device: torch.device, alone: None, full: bool, wrapped: bool) -> None:
-    """The state dicts of model and dense optimizer load again, also through DistributedDataParallel."""
+    """The state dicts of the model and of the dense optimizer can be loaded, also through DistributedDataParallel."""
     options = dcp.StateDictOptions(full_state_dict=full)
     made = [Model(device), Model(device)]
     trained, fresh = (DistributedDataParallel(model) if wrapped else model for model in made)

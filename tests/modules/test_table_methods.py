@@ -1,4 +1,4 @@
-"""Methods of all modules with tables have one implementation, which works through each of these modules."""
+"""All modules with tables share one implementation of their methods; each method works on each module."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ UNTRACEABLE = "embedding tables cannot be traced.*without fullgraph.*export the 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled() -> None:
-    """Resets torch's compiler, which stops compiling code that earlier tests compiled too often."""
+    """Resets torch's compiler, which would refuse to compile code that earlier tests have compiled too often."""
     torch._dynamo.reset()
 
 
 class Sequences(Model):
-    """A model that passes the batch to its tables by keyword."""
+    """A model that passes the batch to its tables as a keyword argument."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, kind=SEQUENCE)
@@ -66,7 +66,7 @@ def learned(model: Any) -> list[torch.Tensor]:
 
 
 def assert_train_the_same(one: Any, other: Any) -> None:
-    """Checks that both models train the same."""
+    """Checks that training both models gives the same results."""
     assert all(map(torch.equal, learned(one), learned(other)))
     assert not list(differing_tensors(one.state_dict(), other.state_dict()))
 
@@ -120,7 +120,7 @@ class FromTensors(torch.nn.Module):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.training = model.training  # ONNX resets all submodules to it
+        self.training = model.training  # the mode to which the ONNX exporter resets all submodules
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.model(KeyedJaggedTensor(keys=["f0"], values=ids, lengths=lengths))
@@ -150,7 +150,7 @@ UNTRACEABLE_BY: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("way", UNTRACEABLE_BY)
 @pytest.mark.parametrize("training", [True, False])
 def test_untraceable_uses_are_refused(device: torch.device, way: str, training: bool) -> None:
-    """The model stays usable."""
+    """After the error, the model can still be used."""
     model = Model(device).train(training)
     twin = copy.deepcopy(model)
     with pytest.raises(RuntimeError, match=UNTRACEABLE):
@@ -166,7 +166,7 @@ def test_untraceable_uses_of_a_table_batched_embedding_are_refused(device: torch
 
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiled_autograd(device: torch.device, fullgraph: bool) -> None:
-    """An update is a graph break too."""
+    """Under compiled autograd, the update in the backward pass is a graph break."""
     plain = Model(device)
     model = copy.deepcopy(plain)
     refused = pytest.raises(RuntimeError, match=UNTRACEABLE) if fullgraph else contextlib.nullcontext()
@@ -183,7 +183,7 @@ def test_compiled_autograd(device: torch.device, fullgraph: bool) -> None:
 
 @pytest.fixture(params=["cuda", "npu"])
 def capture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Emulates the streams of a device: `on` is whether the current one is being captured."""
+    """Emulates a device's streams; `on` is whether the current stream is being captured."""
     state = SimpleNamespace(on=False, kind=request.param)
     stand_in = SimpleNamespace(is_current_stream_capturing=lambda: state.on)
     monkeypatch.setattr(torch, state.kind, stand_in, raising=False)
@@ -214,7 +214,7 @@ def test_lookups_are_not_captured(device: torch.device, capture: SimpleNamespace
 
 
 def test_updates_are_not_captured(device: torch.device, capture: SimpleNamespace) -> None:
-    """Every use of a cache on a device calls this function first."""
+    """Checks the guard that every use of a cache on a device calls first: it raises while a stream is captured."""
     if device.type != "cpu":
         pytest.skip("the stand-in is for a device that is not there")
     transfers = Transfers(device, replace(backends.backend_for(device), pin_staging=True))
@@ -253,7 +253,7 @@ USES: dict[str, Callable[[Any], Callable[[], Any]]] = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("update", ["backward", "step"])
 def test_optimizers_in_compiled_functions(device: torch.device, use: str, update: str) -> None:
-    """Calls match eager execution, both when the function is compiled and when it is reused."""
+    """Results match eager execution, both in the call that compiles the function and in later calls."""
     if update == "backward" and use.startswith(("clip", "grad_norm")):
         pytest.skip("an error by itself, too")
     tables = [apply(bags_collection(device, update=update), torch.optim.Adam) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Keys with different batch sizes: the results of TorchRec's collections, and errors."""
+"""Keys with different batch sizes: results match TorchRec's collections; invalid batches raise errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def configs(kind: Kind, weighted: bool = False) -> list[Any]:
 
 
 def both(kind: Kind, device: torch.device, weighted: bool = False) -> tuple[Any, Any]:
-    """Builds our collection and TorchRec's with the same weights."""
+    """Builds this package's collection and TorchRec's, with the same weights."""
     options = {"is_weighted": weighted} if kind is POOLED else {}
     theirs: Any = (EmbeddingBagCollection if kind is POOLED else EmbeddingCollection)(
         configs(kind, weighted), **options
@@ -80,7 +80,7 @@ def test_sequences_as_torchrec(device: torch.device) -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_output_equals_the_expanded_batch(device: torch.device, training: bool) -> None:
-    """Outputs have the bits of a batch that repeats each sample's bags explicitly, also in evaluation."""
+    """Outputs are bit-identical to a batch that repeats each sample's bags explicitly, in evaluation too."""
     ours, _ = both(POOLED, device)
     apply(ours)
     ours.train(training)
@@ -139,7 +139,7 @@ def test_errors(device: torch.device) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             collection(given)
-    if device.type == "cpu":  # elsewhere an index out of range is only found when it is used
+    if device.type == "cpu":  # on other devices, an index out of range is found only when it is used
         with pytest.raises(IndexError, match="out of range"):
             collection(batch(["f0", "x"], 2, 3))
     lengths = lengths[:2]

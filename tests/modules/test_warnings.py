@@ -36,7 +36,7 @@ PASSED_ON = {"monitor.py", "dedup.py"}
 
 
 def nodes(kind: type[Node]) -> Iterator[tuple[Path, Node]]:
-    """Yields each AST node of a kind in the package."""
+    """Yields each AST node of a given kind in the package's source."""
     for path, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, kind):
@@ -44,20 +44,20 @@ def nodes(kind: type[Node]) -> Iterator[tuple[Path, Node]]:
 
 
 def calls() -> Iterator[tuple[Path, ast.Call]]:
-    """Returns each `warn(...)` call of the package."""
+    """Returns the AST node of each `warn(...)` call in the package."""
     return (
         (path, node) for path, node in nodes(ast.Call) if isinstance(node.func, ast.Name) and node.func.id == "warn"
     )
 
 
 def words(node: ast.AST) -> str:
-    """Joins the string constants below a node, in order."""
+    """Joins the string constants below an AST node, in source order."""
     parts = [each for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     return "|".join(str(each.value) for each in sorted(parts, key=lambda each: (each.lineno, each.col_offset)))
 
 
 def documented() -> list[tuple[str, str]]:
-    """Returns category and text of each line in the page's table of warnings."""
+    """Returns category and text of each row in the page's table of warnings."""
     page = (ROOT / "docs" / "faq.md").read_text()
     return re.findall(r'^\| `(\w+Warning)` \| "([^"]+)" \|', page, re.MULTILINE)
 
@@ -177,7 +177,7 @@ def test_saves_and_loads_are_logged(tmp_path: Path, device: torch.device, caplog
 
 
 def errors() -> Iterator[tuple[str, str]]:
-    """Yields module and name of each exception class of the package."""
+    """Yields the module and name of each exception class in the package."""
     for path, node in nodes(ast.ClassDef):
         if any(ast.unparse(base).endswith(("Error", "Exception", "Warning")) for base in node.bases):
             yield ".".join(path.relative_to(ROOT).with_suffix("").parts), node.name
