@@ -1,4 +1,4 @@
-"""Benchmarks of this project: `python -m benchmarks NAME`, see README.md."""
+"""Benchmarks of this project; `python -m benchmarks NAME` runs one. README.md describes them."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -15,11 +15,10 @@ from .workload import Workload
 def step_bytes(workload: Workload, unique_rows: Sequence[float]) -> tuple[float, float, float]:
     """Computes the bytes that a step must move from the distinct rows of each table.
 
-    Streams: ids, 8N; output and its gradient, 8RD. Rows, of U distinct ones: the lookup reads the weight, 4DU; the
-    update
-    reads and writes weight and states, 4DUS each, S = 1 + states. The total is 8N + 8RD + 4DU(1 + 2S). R, the rows of
-    the
-    output, is N for a sequence; tables of several dims are added up.
+    Streams are 8N bytes of ids and 8RD bytes of the output and its gradient, where R is the number of output rows (N
+    for a sequence). Of U distinct rows, the lookup reads the weights, 4DU bytes; the update reads and writes weights
+    and states, 4DUS bytes each, where S = 1 + states per weight. The total is 8N + 8RD + 4DU(1 + 2S). The bytes of
+    tables with different dims are added up.
 
     Returns:
         (streams, rows read, rows written back).
@@ -60,6 +59,8 @@ class CopyBound:
         return self.bandwidth
 
     def over(self, case: dict[str, Any], workload: Workload) -> dict[str, float]:
-        """Computes a case's time at the best bandwidth so far, and the collection's fastest step relative to it."""
+        """Computes a case's copy bound at the best bandwidth so far, and the collection's fastest step divided by
+        it.
+        """
         seconds = sum(step_bytes(workload, case["unique_rows_of_tables"])) / self.bandwidth
         return {"copy_bound_ms": seconds * 1e3, "over_copy_bound": case["collection"] / (seconds * 1e3)}

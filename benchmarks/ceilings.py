@@ -1,4 +1,4 @@
-"""Measured ceilings of the machine: bandwidths of copies, of row gathers on the host, and of row swaps.
+"""Measured upper limits (ceilings) of the machine: bandwidths of copies, of row gathers on the host, and of row swaps.
 
 Copies between host and device, and swaps, are left out if the device is the host.
 """
@@ -26,8 +26,9 @@ def needs(options: argparse.Namespace, record_bytes: int) -> tuple[int, int]:
 
 
 class Ceilings:
-    """Measurements of one device: copies of `copy_mib` buffers, gathers of `swap_rows` of `host_rows`, swaps of
-    records.
+    """Bandwidth measurements of one device.
+
+    Copies move `copy_mib` MiB. Gathers read `swap_rows` out of `host_rows` rows, and swaps move `swap_rows` records.
     """
 
     def __init__(self, device: torch.device, options: argparse.Namespace, record_bytes: int) -> None:
@@ -37,7 +38,7 @@ class Ceilings:
         self._module = None if device.type == "cpu" else torch.get_device_module(device)
 
     def measure(self) -> list[Row]:
-        """Measures all ceilings, and determines which kind of swap is faster."""
+        """Measures all ceilings, and determines whether staged or direct swaps are faster."""
         found = [self._device_copy(), *self._bus(), *self._host_gathers(), *self._swaps()]
         return [*found, *faster_swaps(found)]
 
@@ -164,7 +165,7 @@ def rate(ceilings: list[Row], prefix: str) -> float | None:
 
 
 def faster_swaps(ceilings: list[Row]) -> Iterator[Row]:
-    """Yields which kind of swap is faster; nothing if only one was measured."""
+    """Yields for each direction whether the staged or the direct swap is faster, if both were measured."""
     milliseconds = {row["name"]: row["ms"] for row in ceilings if "ms" in row}
     for name, staged in milliseconds.items():
         direct = milliseconds.get(name.replace(", staged", ", direct"))

@@ -83,9 +83,8 @@ def optimizer_of(name: str) -> tuple[type[torch.optim.Optimizer], dict[str, Any]
 class JaggedContender(Contender):
     """A contender whose batches are KeyedJaggedTensors.
 
-    A sequence returns a tensor per feature and gets a gradient for each, as in a model; a pooled output is one tensor
-    of
-    all features.
+    A sequence returns one tensor per feature, and each has its own gradient, as in a model. A pooled output is one
+    tensor of all features.
     """
 
     workload: Workload
@@ -125,7 +124,7 @@ class Ours(Contender):
         device: torch.device = HOST,
         grad: torch.Tensor | None = None,
     ) -> None:
-        """Builds the tables; `grad` is the output's gradient if several contenders share one tensor."""
+        """Builds the tables. `grad` is the gradient of the output, passed if several contenders share one tensor."""
         self.name = self.kind + ("" if hashed else "-index") + ("" if cache == 1.0 else f"@{cache:g}")
         self.workload = workload
         self.cache = cache
@@ -136,7 +135,7 @@ class Ours(Contender):
         self.module = self._make()
 
     def _cache_rows(self) -> float | dict[str, int]:
-        """Converts the cache share to a number of rows per table: a share would be raised to fit the first batch."""
+        """Converts the cache fraction to rows per table, because a fraction would be raised to fit the first batch."""
         if self.cache == 1.0:
             return self.cache
         return {f"t{index}": math.ceil(self.cache * rows) for index, rows in enumerate(self.workload.tables.sizes)}
@@ -182,7 +181,7 @@ class Ours(Contender):
         return self._batch(torch.cat(list(ids)), lengths.view(-1))
 
     def _read(self, ids: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Looks up the weights of some ids of each table without gradient, which changes no row."""
+        """Looks up the weights of some ids of each table without a gradient; no row changes."""
         with torch.no_grad():
             found = self.output(self.forward(self._bags_of_one(ids)))
         if not self.workload.pooled:
@@ -198,7 +197,7 @@ class Ours(Contender):
             yield begin, [torch.arange(min(begin, rows), min(begin + step, rows)) for rows in sizes]
 
     def fill(self) -> None:
-        """Makes all rows resident in the order of their ids; the cache must be able to hold whole tables."""
+        """Makes all rows resident in the order of their ids; the cache must have a slot for every row."""
         for _, ids in self._id_chunks():
             self.forward(self._bags_of_one(ids))
 

@@ -52,7 +52,7 @@ class Sample:
 
 
 def workloads(options: argparse.Namespace) -> Iterator[tuple[Workload, argparse.Namespace]]:
-    """Yields the possible workloads of the product of the axes, and the samples, without caches and index tables."""
+    """Yields the valid combinations of the options and the samples, as workloads without caches and index tables."""
     for tables, dim, form, optimizer in itertools.product(
         options.tables, options.dims, options.forms, options.optimizers
     ):
@@ -144,11 +144,11 @@ OPTIONS = {
 def cpu(options: argparse.Namespace) -> Iterator[Row]:
     """Measures steps, plans and cache policies on the CPU, compared with torch, FBGEMM and TorchRec.
 
-    The default is D = 64, 4x100k and three samples, two distributions, 7 rounds, and takes under two minutes. --full
-    takes
-    most of an hour for each number of threads.
+    The default is D = 64, 4 tables of 100,000 rows, three samples, two distributions and 7 rounds, and takes under two
+    minutes. --full takes most of an hour for each number of threads.
     """
-    # The most skewed first: a small cache that does not fit a batch is left out from then on.
+    # The most skewed distribution comes first, because a contender whose small cache cannot hold a batch is left out of
+    # all later distributions.
     options.distributions.sort(key=lambda distribution: -distribution.alpha)
     if "step" in options.sections:
         cases = list(itertools.chain.from_iterable(_steps(options, threads) for threads in options.threads))

@@ -88,7 +88,7 @@ def _describe_pool(pool: Pool, need: MemoryNeed) -> Row:
 
 
 def case_rows(case: Row, ceilings: list[Row], device_name: str | None) -> Iterator[Row]:
-    """Yields the lines of a case: each contender's steps, then single operators with bounds and published figures."""
+    """Yields the report rows of a case: the contenders' steps, then operators with bounds and published figures."""
     title = f"{case['distribution']}, {case['optimizer']}, cache of {case['ratio']:g}"
     if "absent" in case:
         yield {"table": "left out", "case": title, "what": case["ours"], "reason": case["absent"]}
@@ -123,7 +123,7 @@ def case_rows(case: Row, ceilings: list[Row], device_name: str | None) -> Iterat
 def operator_lines(
     case: Row, medians: dict[str, dict[str, float]], copy: float | None, published: bool
 ) -> Iterator[tuple[str, float, float]]:
-    """Yields names, and the milliseconds of the lookup and of the update."""
+    """Yields (name, lookup in ms, update in ms) of the operators, of their bounds and of the rivals."""
     yield "ours, operators, plans ready", *(case["operators"][name]["median_ms"] for name in ("lookup", "update"))
     if copy:
         yield "their bytes at the speed of a copy", *(case["bytes"][name] / copy * 1e3 for name in ("lookup", "update"))
@@ -163,8 +163,7 @@ def cuda(options: argparse.Namespace) -> Iterator[Row]:
     """Measures ceilings, operators and cached steps on a GPU, compared with torch and FBGEMM.
 
     The workload has the shape of dynamicemb's TestCaching. The exit status is 1 if results differ, and 2 if the
-    benchmark
-    cannot run. --device cpu tests the benchmark itself.
+    benchmark cannot run. --device cpu tests the benchmark itself.
     """
     device = find_device(options.device)
     pools = _pools(options)
@@ -184,7 +183,7 @@ def cuda(options: argparse.Namespace) -> Iterator[Row]:
     for pool in pools:
         for workload, ratio in _cases(options, pool):
             say(f"{pool.distribution.name}, {workload.optimizer}, cache of {ratio:g} ...")
-            gc.collect()  # the previous case has reference cycles, which hold its memory
+            gc.collect()  # reference cycles keep the memory of the previous case
             if device.type != "cpu":
                 torch.get_device_module(device).empty_cache()
             if len(grad) != workload.lookups:

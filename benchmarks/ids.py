@@ -94,8 +94,8 @@ STREAMS = ("stationary", "drifting", "scan")
 def stream(kind: str, rows: int, batch: int, alpha: float, seed: int) -> Iterator[Int64Array]:
     """Yields endless batches of ids in [0, rows).
 
-    stationary: a power law. drifting: the same, but 1% of the ranks change their ids every 10 batches.
-    scan: all ids in sequence.
+    `stationary`: a power law. `drifting`: a power law whose ranks are shifted by 1% of the rows every 10 batches.
+    `scan`: all ids in sequence.
     """
     rng = np.random.default_rng(seed)
     step = 0

@@ -1,4 +1,4 @@
-"""Large models from first insert to serving: one table of many rows, many small tables, more rows than memory."""
+"""Benchmarks of large models: one table of many rows, many small tables, and more rows than fit in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXPECTED = 1000
 
 
 def ids_of(kind: str, options: argparse.Namespace, seed: int = 1) -> Iterator[torch.Tensor]:
-    """Yields the batches of a phase: every id once, skewed like clicks, or uniform."""
+    """Yields the id batches of phase `kind`: every id once (`insert`), skewed like clicks (`skewed`), or `uniform`."""
     rng = np.random.default_rng(seed)
     if kind == "insert":
         for begin in range(0, options.rows, options.batch):
@@ -73,12 +73,12 @@ def forward(tables: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def step(tables: Any, ids: torch.Tensor) -> None:
-    """Trains on the sum of the rows of the ids."""
+    """Trains one step whose loss is the sum of the ids' rows."""
     forward(tables, ids).sum().backward()
 
 
 def train(tables: Any, batches: Iterable[torch.Tensor]) -> Row:
-    """Trains on batches; returns their number and times."""
+    """Trains on batches; returns the number of steps, their times, and the rows copied into and out of the cache."""
     before, steps, lookups = tables.cache_stats(), Samples(), 0
     for ids in batches:
         steps.seconds.append(seconds_of(partial(step, tables, ids)))
@@ -139,16 +139,13 @@ def saves(tables: Any, options: argparse.Namespace, path: Path) -> Iterator[Row]
 def large_table(options: argparse.Namespace) -> Iterator[Row]:
     """Measures the phases of one large table, from inserts to serving; takes a night.
 
-    100 million rows of D = 8 take an estimated 8 GiB. A hash table that expects few ids is trained on batches of new
-    ones
-    until it has all rows, so that its id map grows some fifty times. Then it trains on ids that are skewed like clicks.
-    It
-    is saved, saved again as a delta, loaded and served.
+    100 million rows of D = 8 take an estimated 8 GiB. First a hash table, configured for few ids, is trained on batches
+    of new ids until it has all rows, so its id map grows many times. Then it is trained on ids that are skewed like
+    clicks. Finally it is saved, saved again as a delta, loaded and served.
 
-    `over_copy` divides the time by the time of copying rows and ids. `over_bound` divides the bytes per row by the
-    record
-    plus 24 bytes for the id map and 10 for the version that deltas need. The longest step shows whether growth delays a
-    batch.
+    `over_copy` is the time of a phase divided by the time of copying its rows and ids. `over_bound` is the bytes per
+    row divided by a bound: the record, plus 24 bytes for the id map and 10 for the version that deltas need.
+    `worst_ms`, the longest step, shows whether growth delays a batch.
     """
     tables = large_collection(options)
     yield {"phase": "insert", **train(tables, ids_of("insert", options))}
@@ -168,7 +165,10 @@ def large_table(options: argparse.Namespace) -> Iterator[Row]:
 
 @contextlib.contextmanager
 def memory_limit(text: str) -> Iterator[str]:
-    """Limits this process and its page cache to the bytes of `text`, such as 4GiB, or `none`; yields how."""
+    """Limits the memory of this process and its page cache to a size such as `4GiB`; `none` sets no limit.
+
+    Yields a description of the limit, or the reason why there is none.
+    """
     if text == "none":
         yield text
         return
@@ -210,8 +210,9 @@ def memory_limit(text: str) -> Iterator[str]:
 def disk_store(options: argparse.Namespace) -> Iterator[Row]:
     """Trains with a host store on disk and more rows than memory, under a memory limit.
 
-    The limit is a cgroup below this process's own, where that is allowed. First all rows are inserted, then batches of
-    uniform ids, or ids skewed like clicks, are trained. Without --folder rows are in memory.
+    The limit is set by a new cgroup below this process's own, if the system allows it. First all rows are inserted;
+    then the tables are trained on batches of uniform ids, and then on ids skewed like clicks. Without --folder the rows
+    are in memory.
     """
     with memory_limit(options.memory) as limit:
         tables = large_collection(options, options.rows, optimizer=torch.optim.Adagrad, is_incremental=False)
@@ -234,7 +235,7 @@ def disk_store(options: argparse.Namespace) -> Iterator[Row]:
 
 
 class Model:
-    """A collection of TorchRec with SGD, its save and its load."""
+    """A TorchRec collection trained with SGD, with functions that save and load it."""
 
     prefix, settings = "", dict[str, Any](device="cpu")
 
@@ -261,7 +262,7 @@ class Model:
 
 
 class Ours(Model):
-    """Hash tables whose rows all fit their cache."""
+    """The same model with this package's hash tables, whose caches hold every row."""
 
     prefix, settings = "EmbCache", dict[str, Any](cache=1.0, seed=0)
 
@@ -273,7 +274,7 @@ class Ours(Model):
 
 
 class ModelPhases:
-    """Processor seconds of each phase of a model, summed over all threads, and the bytes of memory the model uses."""
+    """Processor seconds of each phase of a model, summed over all threads, and the bytes of its memory."""
 
     def __init__(self, kind: type[Model], options: argparse.Namespace) -> None:
         self.options, self.found = options, dict[str, list[float]]()
@@ -334,11 +335,10 @@ class ModelPhases:
 def many_tables(options: argparse.Namespace) -> Iterator[Row]:
     """Compares a model of many small tables with TorchRec's EmbeddingBagCollection of the same tables.
 
-    Values are processor seconds: the minimum of alternating rounds. The phases are construction, the
-    first
-    step and later ones, a save and a load of all rows; the bytes of the model are reported too. TorchRec's tables are
-    saved
-    by `torch.save` of their state dict, and loaded by `torch.load` and `load_state_dict`.
+    Times are processor times in milliseconds. Construction and the first step are measured once; of the later steps,
+    the saves and the loads of all rows, the minimum over alternating rounds is reported. `bytes` is the memory of the
+    model in MiB. TorchRec's tables are saved by `torch.save` of their state dict, and loaded by `torch.load` and
+    `load_state_dict`.
     """
     lifecycles = {"ours": ModelPhases(Ours, options), "torchrec": ModelPhases(Model, options)}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -21,7 +21,7 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(128 << 20), "MALLOC_TRIM_THRESHOLD_": s
 
 
 def with_malloc_settings(command: Sequence[str]) -> None:
-    """Restarts as `python *command` with glibc's malloc set to keep freed blocks, unless it already is."""
+    """Restarts as `python *command` with glibc's malloc set to keep freed blocks, unless it is set already."""
     if all(name in os.environ for name in _MALLOC) or not sys.platform.startswith("linux"):
         return
     environment = {**_MALLOC, **os.environ}

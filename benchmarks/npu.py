@@ -33,9 +33,9 @@ TARGETS = [Target("bytes over least", "bytes over least", worst=1.15), Target("i
 
 
 def calls(batch: Batch, dim: int, names: Iterable[str], every: bool = True) -> Iterator[Case]:
-    """Yields every operator with simple arguments, and update_rows for the optimizers in the `names` of calls.
+    """Yields calls of every operator with simple arguments; update_rows with each optimizer that occurs in `names`.
 
-    `every`: yields the calls with every dtype; otherwise only those in `names`.
+    With `every`, yields the calls of every dtype; otherwise only the calls in `names`.
     """
     dtypes = (torch.float32, torch.bfloat16)
     optimizers = dict.fromkeys(name.split()[1] for name in names if name.startswith("update_rows "))
@@ -51,8 +51,8 @@ def calls(batch: Batch, dim: int, names: Iterable[str], every: bool = True) -> I
 def least_copies(case: Case, batch: Batch) -> LeastCopies:
     """Returns the fewest copies of rows that a call needs.
 
-    A copy has one gap, so it carries at most two rows. It carries one record of several parts, since the parts go to
-    separate places.
+    A copy has one gap, so it carries at most two rows. If a record has several parts, a copy carries only one record,
+    because the parts go to separate places.
     """
     lookups, rows = len(batch.slots), len(batch.unique)
     match case.operator:
@@ -75,10 +75,10 @@ def least_copies(case: Case, batch: Batch) -> LeastCopies:
 def figures(case: Case, batch: Batch, kernels: list[Kernel], cores: int, scalar: Mapping[str, list[int]]) -> Row:
     """Counts a call of an operator, and models its time on each chip.
 
-    `imbalance`: bytes of the busiest core over the mean of all, less 1, for the launch that moves the most. `scalar`:
-    instructions of the busiest core's scalar unit, over all launches. `of bytes`: the modelled time over the time in
-    which
-    memory moves the least bytes; `of floor`: over the least time for launches, copies and bytes.
+    `imbalance`: the bytes of the busiest core over the mean of all cores, minus 1, in the launch that moves the most
+    bytes. `scalar`: the instructions of the busiest core's scalar unit, summed over all launches. `of bytes`: the
+    modelled time over the time that the memory takes for the minimum bytes. `of floor`: the modelled time over the
+    modelled minimum for the same launches, copies and bytes.
     """
     longest = max(kernels, key=lambda kernel: float(kernel.bytes.sum()))
     row: Row = {
@@ -122,10 +122,10 @@ def _problem(options: argparse.Namespace) -> str | None:
 def npu(options: argparse.Namespace) -> Iterator[Row]:
     """Counts bytes, balance and scalar instructions of every AscendC kernel, and models its time.
 
-    Counted: bytes, balance, scalar instructions of the busiest core. MODELLED, not measured: times. The exit status is
-    1
-    if a kernel misses a target: 1.15 times the least bytes, cores within 10% of each other. It is 2 without an emulated
-    NPU, or if the kernels cannot be compiled to count their scalar instructions.
+    Bytes, balance and the scalar instructions of the busiest core are counted. Times are MODELLED, not measured. The
+    exit status is 1 if a kernel misses a target: at most 1.15 times the minimum bytes, and no core with more than 1.1
+    times the mean bytes of all cores. It is 2 without an emulated NPU, or if the kernels cannot be compiled to count
+    their scalar instructions.
     """
     if not emulate.active():
         raise CannotRunError(f"benchmarks.npu counts what the emulated NPU does. {emulate.hint()}")

@@ -1,9 +1,9 @@
-"""A model of the cost of AscendC kernels on a chip, from counters. Modelled, never measured.
+"""A model that computes the time of AscendC kernels on a chip from counters. The times are never measured.
 
 On each core the engines that copy in (MTE2), copy out (MTE3) and compute (vector) and the scalar unit that issues their
 instructions run in parallel. So a core takes as long as its busiest engine, and a launch as long as its slowest core. A
-launch takes no less than its bytes need at the bandwidth of the chip's memory, plus a constant. Hits in the L2 cache
-and memory conflicts are left out.
+launch takes at least the time of its bytes at the bandwidth of the chip's memory; a constant time is added to each
+launch. Hits in the L2 cache and memory conflicts are left out.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Chip:
     """Engine time that a copy takes whatever its size."""
     clock_hz: float
     vector_issue_cycles: float
-    """A vector instruction takes these whatever its size, with the barrier of a dependent one."""
+    """The fixed cycles of a vector instruction of any size, including the barrier before an instruction that depends on
+    it."""
     launch_s: float
-    """A launch takes these whatever its kernel does."""
+    """The fixed seconds of a launch, whatever its kernel does."""
 
     def byte_seconds(self, size: float) -> float:
         """Returns the seconds that `size` bytes take at the memory's bandwidth."""
@@ -63,7 +64,7 @@ class Kernel:
         return self.counters["mte2_gm_bytes"] + self.counters["mte3_gm_bytes"]
 
     def imbalance(self, cores: int) -> float:
-        """Returns the bytes of the busiest core over the mean of all cores, less 1."""
+        """Returns the bytes of the busiest core over the mean of all cores, minus 1."""
         total = self.bytes.sum()
         return float(self.bytes.max() * cores / total - 1) if total else 0.0
 
@@ -104,7 +105,7 @@ class LeastCopies:
     """The scalar unit's least for a row, loops apart: it reads a slot, makes both addresses, issues the copy."""
 
     def seconds(self, kernels: Sequence[Kernel], least_bytes: int, cores: int, chip: Chip) -> float:
-        """Models the least time of these kernels: an even share of each engine's work on each core."""
+        """Models the minimum time of these kernels, in which all cores share the work of each engine evenly."""
         seconds = [chip.byte_seconds(least_bytes), self.ROW_INSTRUCTIONS * self.rows / cores / chip.clock_hz]
         for engine, copies in (("mte2", self.copies_in), ("mte3", self.copies_out)):
             size = sum(float(kernel.counters[f"{engine}_gm_bytes"].sum()) for kernel in kernels)

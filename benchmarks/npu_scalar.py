@@ -3,9 +3,9 @@
 A vector core has one scalar unit: it computes every address, and issues every copy and vector instruction. The kernels
 are compiled for x86-64 or 64-bit Arm with the instructions that CANN's headers issue for each call
 (`scalar_unit/kernel_operator.h`). A counter is inserted into every basic block of the assembler text, and the kernels
-run, core after core. So the counts are exact and the same on every run of the same compiler, but for another
-instruction set. The scalar unit has many registers and no operands in memory, and CANN's compiler is a Clang: Clang's
-code for 64-bit Arm is the closest to it.
+run, core after core. So the counts are exact, and the same for every run with the same compiler, but they are counts
+for another instruction set than the chip's. The scalar unit has many registers and no operands in memory, and CANN's
+compiler is based on Clang. So Clang's code for 64-bit Arm is closest to the chip's code.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FLAGS = (
     # Instructions in a library call would not be counted.
     "-fno-builtin",
 )
-_GCC_ON_X86 = "-mstringop-strategy=unrolled_loop"  # a string instruction would be counted only once
+_GCC_ON_X86 = "-mstringop-strategy=unrolled_loop"  # a string instruction repeats, but would be counted once
 
 Counts = Mapping[str, Mapping[str, list[int]]]
 """The instructions of each core, by operator and kernel."""
@@ -97,12 +97,12 @@ def with_counters(assembler: str, machine: Machine) -> str:
     """Inserts code into assembler so that each basic block first adds its number of instructions to
     `scalar_unit_count`.
 
-    Assembler lines in the source count if they are marked with a comment `scalar`.
+    Inline assembler lines of the source count only if they are marked with a comment `scalar`.
     """
     lines: list[str] = []
     block = 0  # position of the block's counter
     count = 0
-    written = False  # by the source
+    written = False  # whether the lines come from inline assembler
     mark = f"{machine.comment}scalar"
 
     def close() -> None:
@@ -159,7 +159,7 @@ class ScalarUnits:
             folder: existing folder for batches.
             compiler: a C++ compiler and its options, by default `$CXX` or `c++`.
             run: a program that runs code compiled for another machine, such as `qemu-aarch64`.
-            every: each operator with every dtype, and updates of every form of a record.
+            every: whether to compile each operator with every dtype, and updates for every form of a record.
 
         Raises:
             CountingError: compiling fails, the target is not in `MACHINES`, or the program `run` does not exist.
@@ -205,7 +205,7 @@ def _compiled(
         _run([*command, *flags, "-S", str(kernels), "-o", str(text)])
         counted.write_text(with_counters(text.read_text(), machine))
         _run([*command, "-std=c++17", "-O2", *linked, str(counted), str(hardware), "-o", str(made)])
-        made.replace(program)  # atomic, since other processes may do the same
+        made.replace(program)  # atomic, because other processes may build it at the same time
     return program
 
 
@@ -233,7 +233,7 @@ OPTIONS = {
 
 
 class Budget(NamedTuple):
-    """Instructions of one core for one additional lookup or row, without a launch's fixed part."""
+    """Instructions of one core for one additional lookup or row, without the fixed cost of a launch."""
 
     lookup: float
     """`lookup_sequence`, fp32."""
@@ -285,7 +285,7 @@ def budget(units: ScalarUnits, dim: int = 128, cores: int = 8) -> Budget:
 def npu_scalar(options: argparse.Namespace) -> Iterator[Row]:
     """Counts the scalar instructions of an additional lookup or row, and of each operator's busiest core.
 
-    The second uses uniform lookups.
+    The counts of the busiest core are for one batch of uniform lookups.
 
     Raises:
         CountingError: the kernels cannot be compiled to count, or the resulting program cannot run.

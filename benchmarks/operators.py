@@ -15,8 +15,9 @@ from .workload import Workload
 
 
 def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
-    """Computes the bytes an operator must move: every index, gradient, output and distinct row once, a record both
-    ways.
+    """Computes the bytes that an operator must move.
+
+    These are every index, gradient, output and distinct row once; the update reads and writes each record.
     """
     activation, weight = 4.0 * workload.lookups * workload.dim, 4.0 * workload.dim * unique_rows
     record = weight * (1 + workload.states)
@@ -28,9 +29,7 @@ def operator_bytes(workload: Workload, unique_rows: float) -> dict[str, float]:
 
 
 def need_of_operators(workload: Workload) -> MemoryNeed:
-    """Returns the memory for the records and a gradient of both calls, on the device and on the host that fills
-    them.
-    """
+    """Returns the memory that the calls need for records and gradients, the same on the device and on the host."""
     both = 2 * workload.table_bytes + 4 * workload.lookups * workload.dim
     return MemoryNeed(both, both)
 
@@ -38,7 +37,8 @@ def need_of_operators(workload: Workload) -> MemoryNeed:
 def time_operators(workload: Workload, pool: Pool, device: torch.device) -> dict[str, dict[str, float]]:
     """Times each operator alone and both together, repeated without synchronization so that launches are hidden.
 
-    The rows of all tables are in one. `npu_check` and the operators' tests compare the results of these calls.
+    The rows of all tables are in one table. The results are not compared here; `npu_check` and the operators' tests do
+    that.
     """
     rows = workload.tables.count * workload.tables.rows
     first_rows = torch.arange(0, rows, workload.tables.rows)
@@ -59,7 +59,7 @@ def time_operators(workload: Workload, pool: Pool, device: torch.device) -> dict
 
 
 def part_seconds(clock: Clock, marks: Sequence[tuple[Any, Any, Any]]) -> dict[str, Samples]:
-    """Computes the seconds of the parts of steps from marks before the lookup, between lookup and update, and after."""
+    """Computes the seconds of lookups and updates from marks before, between and after the two."""
     return {
         "lookup": Samples([clock.seconds(begin, middle) for begin, middle, _ in marks]),
         "update": Samples([clock.seconds(middle, end) for _, middle, end in marks]),

@@ -1,4 +1,4 @@
-"""Our contenders of the CUDA benchmark, with times of each phase; uses internal functions of a step."""
+"""Our contenders in the CUDA benchmark, with clocks around the internal functions of a step's phases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 
 class TimedOurs(Ours):
-    """`TableBatchedEmbedding`; a step begins with ids."""
+    """A `TableBatchedEmbedding` with timed phases; the input of a step is ids."""
 
     group: Group
 
@@ -40,7 +40,7 @@ class TimedOurs(Ours):
         return super().forward(super().inputs(batch) if isinstance(batch, torch.Tensor) else batch)
 
     def _time_phases(self) -> None:
-        """Wraps the functions of the group that a step calls in clocks."""
+        """Wraps clocks around the functions of the cache group that a step calls."""
         (self.group,) = self.embedding.groups
         group: Any = self.group
         self._clock = Clock(self.device)
@@ -63,7 +63,7 @@ class TimedOurs(Ours):
         return timed
 
     def _timed_update(self, update: Callable[..., Any]) -> Callable[..., Any]:
-        """Times `update`, and the call that it returns, which the step makes later."""
+        """Times `update` and also the call that it returns, which the step executes later."""
 
         def timed(*args: Any) -> Any:
             call, *arguments = update(*args)
@@ -72,7 +72,7 @@ class TimedOurs(Ours):
         return self._timed("update", timed)
 
     def _timed_plan(self, call: Callable[..., _Result]) -> Callable[..., _Result]:
-        """Wraps planning, which is work of the host, in a clock."""
+        """Wraps a wall clock around planning, which runs on the host."""
 
         def timed(*args: Any) -> _Result:
             begin = time.perf_counter()
@@ -96,7 +96,7 @@ class TimedOurs(Ours):
 
 
 class TimedCollection(TimedOurs, Collection):
-    """`EmbCacheEmbeddingCollection`; building the KeyedJaggedTensor from ids is part of its step."""
+    """An `EmbCacheEmbeddingCollection` with timed phases; its step includes building the KeyedJaggedTensor from ids."""
 
     @property
     def embedding(self) -> TableBatchedEmbedding:

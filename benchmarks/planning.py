@@ -54,7 +54,7 @@ def make_engine(
 
 
 class Planner:
-    """An engine that plans batches, with swaps from and to a cache that is never read."""
+    """An engine that plans batches and swaps rows; a host buffer that is never read stands for the cache."""
 
     def __init__(
         self, engine: Engine, lifecycle: TableLifecycle | None = None, clock: Callable[[], float] = time.perf_counter
@@ -65,7 +65,7 @@ class Planner:
         self._records = np.zeros((0, engine.record_bytes), np.uint8)
 
     def plan(self, ids: Int64Array) -> float:
-        """Plans and swaps a batch; returns the seconds of plan and release, by the planner's clock."""
+        """Plans and swaps a batch; returns the seconds of planning and releasing the plan, by the planner's clock."""
         offsets = np.array([0, len(ids)], np.int64)
         clicks = (ids % 8 == 0).astype(np.int32) if self._lifecycle.needs_clicks else None
         times = (
@@ -91,7 +91,7 @@ class Planner:
         return lambda: self.plan(next(batches))
 
     def fill(self, rows: int, batch: int) -> None:
-        """Makes the ids 0 to `rows` resident."""
+        """Makes the rows of ids 0 to `rows` - 1 resident."""
         for first in range(0, rows, batch):
             self.plan(np.arange(first, min(first + batch, rows), dtype=np.int64))
 
@@ -112,7 +112,7 @@ def power_law_batches(alpha: float, rows: int, options: argparse.Namespace) -> I
 
 
 def _new_ids(options: argparse.Namespace) -> Iterator[Int64Array]:
-    """Yields batches of new ids; an odd factor separates neighbouring ids."""
+    """Yields batches of new ids: consecutive multiples of a large odd number."""
     for first in itertools.count(step=options.plan_batch):
         yield np.arange(first, first + options.plan_batch, dtype=np.int64) * 0x9E3779B1
 
@@ -142,7 +142,7 @@ def _plans(key: Row, planner: Planner, batches: Iterator[Int64Array], warm: int,
 
 
 def _hits(options: argparse.Namespace, kind: str, rows: int, threads: list[int]) -> Iterator[Row]:
-    """Times plans whose rows are all resident; memory is the growth of the process while they were inserted."""
+    """Times plans whose rows are all resident. The memory is the growth of the process during their insertion."""
     before = resident_memory()
     planner = Planner(make_engine(rows, rows, kind == "hash"))
     planner.fill(rows, options.plan_batch)
@@ -161,7 +161,7 @@ def _hits(options: argparse.Namespace, kind: str, rows: int, threads: list[int])
 
 
 def _changes(options: argparse.Namespace) -> Iterator[Row]:
-    """Times new ids with a map of the right size and one that must grow, and a cache too small for two batches."""
+    """Times plans that insert new ids, with an id map of the right size or one that must grow, and plans that evict."""
     batch, total = options.plan_batch, options.plan_batch * (options.rounds + 1)
     rows = 4 * batch
     cases = {
@@ -175,7 +175,7 @@ def _changes(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def run_plans(options: argparse.Namespace) -> Iterator[Row]:
-    """Times all cases with one thread, hits also with several; leaves torch with one thread."""
+    """Times all cases with one thread, hits also with several threads. Afterwards torch has one thread."""
     torch.set_num_threads(1)
     threads = sorted({1, *options.threads})
     for kind in ("hash", "index"):
@@ -210,7 +210,7 @@ RULES = {
 
 
 def _time_lifecycle(lifecycle: TableLifecycle, fresh: int, options: argparse.Namespace) -> dict[str, Samples]:
-    """Times plans with a rule and without, in turn; `fresh` ids of each batch are new."""
+    """Times plans with a rule and plans without, alternating; `fresh` ids of each batch are new."""
     rows = options.plan_rows
 
     def batches() -> Iterator[Int64Array]:
@@ -241,9 +241,10 @@ def _time_lifecycle(lifecycle: TableLifecycle, fresh: int, options: argparse.Nam
     malloc=False,
 )
 def planning(options: argparse.Namespace) -> Iterator[Row]:
-    """Times plans with and without rules, in turn: with known ids, and with new ids in a tenth of lookups.
+    """Times plans with and without a rule of admission or eviction, for known ids and with a tenth of new ids.
 
-    Times are of the processor, on one thread; the ratio is between the shortest plans.
+    Plans with and without a rule alternate. Times are processor times of one thread. `ratio` is the shortest plan with
+    the rule divided by the shortest plan without it.
     """
     for rule, lifecycle in RULES.items():
         row: Row = {"rule": rule, "kind": "admission" if lifecycle.admits and "," not in rule else "eviction"}

@@ -27,7 +27,7 @@ class Simulated:
     """A simulated cache into which the rows of batches are swapped.
 
     Attributes:
-        counters: the engine's counters, as far as they apply.
+        counters: the counters of COUNTERS, with the meaning that they have in the engine.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class OptimalCache(Simulated):
             raise ValueError(f"a batch of {len(unique)} distinct rows in a cache of {self._slots}")
         missing = len(unique) - int(self._resident[unique].sum())
         self._next_use[unique] = self._next_uses.pop()
-        self._resident[unique] = False  # so that the remaining rows can be victims
+        self._resident[unique] = False  # the batch's own rows cannot be victims
         others = np.flatnonzero(self._resident)
         leaving = max(0, len(others) + len(unique) - self._slots)
         if leaving:
@@ -134,14 +134,14 @@ class Trace(NamedTuple):
         }
 
     def engine(self, policy: str, depth: int = 0) -> Row:
-        """Counts with the engine's own policy, with `depth` batches announced."""
+        """Counts the trace's misses with a policy of the engine, to which `depth` batches are announced in advance."""
         counts = Simulation.from_batches(self.batches).run(self.slots, policy, depth, WARM)
         numbers = counts.lookups, counts.rows, counts.misses, counts.rows_in, counts.rows_out
         name = f"{policy}, {depth} announced" if depth else policy
         return self.row(name, dict(zip(COUNTERS, numbers, strict=True)))
 
     def simulated(self, name: str, cache: RoundRobin | OptimalCache) -> Row:
-        """Counts with a simulated cache."""
+        """Counts the trace's misses with a simulated cache."""
         for step, ids in enumerate(self.batches):
             if step == WARM:
                 cache.reset()
@@ -157,7 +157,7 @@ def movielens_items(folder: Path) -> Int64Array:
 
 
 def traces(options: argparse.Namespace) -> Iterator[Trace]:
-    """Yields the streams; and MovieLens in batches of 1/16 of its rows, all of which are served."""
+    """Yields the traces: the generated streams, and MovieLens in batches of a sixteenth of its number of rows."""
     rows = options.policy_rows
     batch = options.policy_batch or max(1, rows // 16)
     for kind in STREAMS:
@@ -172,7 +172,7 @@ def traces(options: argparse.Namespace) -> Iterator[Trace]:
 
 
 def run_policies(options: argparse.Namespace) -> Iterator[Row]:
-    """Runs every policy on every trace; then round robin, and the optimal policy as the bound."""
+    """Runs every policy on every trace, then round robin, and the optimal policy as the bound."""
     for trace in traces(options):
         for policy in options.policies:
             yield trace.engine(policy)

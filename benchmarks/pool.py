@@ -1,4 +1,4 @@
-"""Lookups of the CUDA benchmark in the shape of NVIDIA dynamicemb's TestCaching, and their memory."""
+"""Batches of the CUDA benchmark in the shape of NVIDIA dynamicemb's TestCaching, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ HOST_MARGIN, DEVICE_MARGIN = 4 << 30, 2 << 30
 class Pool:
     """The batches of a run, drawn beforehand and looked up repeatedly.
 
-    The footprint of a table is the number of its distinct ids in all batches. A cache of ratio r holds r times the
-    largest
-    footprint, for each table; tables without a host store have `rows` rows.
+    The footprint of a table is the number of its distinct ids in all batches. A cache of ratio r holds, for each table,
+    r times the largest footprint. Tables without a host store have `rows` rows.
     """
 
     distribution: Distribution
@@ -93,8 +92,7 @@ def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> MemoryNeed:
     """Returns the memory of our tables.
 
     On the device: the cache, three activations (output, its gradient, one more) and a swap. On the host: the host
-    store,
-    maps and staging buffers.
+    store, maps and staging buffers.
     """
     swap = 2 * max(pool.unique_rows) * workload.record_bytes
     rows = workload.tables.count * workload.tables.rows
@@ -104,7 +102,7 @@ def need_of_ours(workload: Workload, pool: Pool, ratio: float) -> MemoryNeed:
 
 
 def free_memory(device: torch.device) -> MemoryNeed:
-    """Returns the memory that may be used; if the device is the host, half of the host's."""
+    """Returns the memory that may be used. If the device is the CPU, each of the two gets half of the host's memory."""
     host = max(0, available_memory() - HOST_MARGIN)
     if device.type == "cpu":
         return MemoryNeed(host // 2, host // 2)

@@ -1,4 +1,4 @@
-"""A case of the CUDA benchmark: whole steps of our tables at one cache ratio, alternating with other libraries."""
+"""A case of the CUDA benchmark: whole steps of our tables at one cache ratio, alternating with rivals' steps."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class StepCase:
             self._entrants.append(_Entrant(contender, self.pool.ids))
 
     def _fill(self) -> None:
-        """Inserts every id, and brings the cache to its steady state."""
+        """Looks up every batch once, which inserts all ids and brings the cache to its steady state."""
         for entrant in self._cached():
             for ids in entrant.inputs:
                 entrant.contender.forward(ids)
@@ -105,7 +105,7 @@ class StepCase:
         return [entrant for entrant in self._entrants if isinstance(entrant.contender, TimedOurs)]
 
     def run(self) -> Row:
-        """Checks results, then times."""
+        """Checks the contenders' results, then times their steps."""
         self._load_rivals()
         self._check()
         self._time_in_turn()
@@ -133,7 +133,7 @@ class StepCase:
                 resident.load(table, ranks, weights)
 
     def _check(self) -> None:
-        """Trains all contenders on the same batches: the first outputs are bit-identical, the final weights close."""
+        """Trains all contenders on the same batches; the first outputs must be bit-identical, final weights close."""
         device = self._grad.device
         for step in range(CHECKED):
             expected = None
@@ -158,7 +158,7 @@ class StepCase:
     # ---- times
 
     def _batches(self) -> Iterable[int]:
-        """Returns the order of batches for one round over the pool, from where the check ended."""
+        """Returns the order of batches for one round over the pool, beginning with the batch after the checked ones."""
         size = len(self.pool.ids)
         return [(CHECKED + index) % size for index in range(size)]
 
@@ -214,9 +214,7 @@ class StepCase:
         return {entrant.name: entrant.ours.embedding.cache_stats() for entrant in self._cached()}
 
     def operators(self) -> Row | None:
-        """Times the operators alone; None if the cache does not hold every row, or memory does not suffice for a second
-        copy.
-        """
+        """Times the operators alone; None if the cache lacks rows or the memory does not suffice for a second copy."""
         if self.ratio < 1.0 or shortage(self._need + need_of_operators(self.workload), self._free):
             return None
         return time_operators(self.workload, self.pool, self._grad.device)
@@ -246,7 +244,7 @@ class StepCase:
 
 
 def run_case(workload: Workload, pool: Pool, ratio: float, rivals: Iterable[str], grad: torch.Tensor, seed: int) -> Row:
-    """Runs a case, with the operators alone if every row is resident; `absent` is the reason if it cannot run."""
+    """Runs a case, also the operators alone if every row is resident; `absent` is the reason if the case cannot run."""
     try:
         case = StepCase(workload, pool, ratio, rivals, grad, seed)
         result = case.run()

@@ -68,7 +68,7 @@ class DenseModel(torch.nn.Module):
 
 
 class Trainer:
-    """A model with its optimizers, and one cache."""
+    """A model with its optimizers, whose tables have one cache size."""
 
     def __init__(self, workload: Workload, cache: float, hidden: int, seed: int) -> None:
         self.cache = cache
@@ -141,9 +141,9 @@ def _batches(trainer: Trainer, options: argparse.Namespace) -> Iterator[Any]:
 
 
 def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> Iterator[Row]:
-    """Measures every cache and depth, compared with the same depth and all rows resident.
+    """Measures every cache and depth, and compares each with the same depth when all rows are resident.
 
-    Depths are permuted separately for each cache, so that equal losses compare them, too.
+    The order of depths is drawn separately for each cache, so comparing the losses also compares different depths.
     """
     trainers = [Trainer(workload, cache, hidden, options.seed) for cache in dict.fromkeys([*options.cache, RESIDENT])]
     stream = _batches(trainers[0], options)
@@ -158,7 +158,7 @@ def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> 
     for _ in range(options.rounds):
         orders = {trainer.cache: rng.permutation(options.depths) for trainer in trainers}
         for place in range(len(options.depths)):
-            # The tail is drawn anew for every segment: it is planned, but never trained.
+            # Every segment draws its own last batches, which are planned but never trained on.
             batches = list(itertools.islice(stream, options.warm + options.steps + max(options.depths) + 1))
             losses = []
             for index in rng.permutation(len(trainers)):
@@ -168,7 +168,7 @@ def run_hidden(workload: Workload, options: argparse.Namespace, hidden: int) -> 
                 cases.setdefault((trainer.cache, depth), []).append(segment)
                 losses.append(segment.losses)
             correct &= all(other == losses[0] for other in losses)
-        # All models must keep equal weights: a step of the dense layers alone changes them, so all take the same step.
+        # Timing the dense layers also trains them. All models take the same steps, so that their weights stay equal.
         dense = min(dense, *(trainer.dense_seconds(3) for trainer in trainers))
     described = {key: describe(segments, workload.lookups) for key, segments in cases.items()}
     for cache, depth in itertools.product([trainer.cache for trainer in trainers], options.depths):
@@ -224,9 +224,8 @@ def depth(text: str) -> int:
 def prefetch(options: argparse.Namespace) -> Iterator[Row]:
     """Measures training steps of tables and dense layers with `prefetch`, by depth, on the CPU.
 
-    Models with different caches train on the same batches, at depths that take turns. One thread trains and one plans,
-    so
-    two idle cores are needed. If losses differ between caches or depths, the row is not correct.
+    Models with different caches train on the same batches, and the depths alternate. One thread trains and one plans,
+    so two idle cores are needed. If losses differ between caches or depths, the row's `correct` is false.
     """
     workload = make_workload(options.tables, options.dim, True, options.optimizer, options.lookups, options.bag)
     for hidden in options.hidden:

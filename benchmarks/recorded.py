@@ -12,16 +12,16 @@ FILE = Path(__file__).parent / "recorded.json"
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (DOCS / "performance.md", DOCS / "modelled_performance.md")
 Table = dict[str, Any]
-"""`command` and `processor` of a run, the `date` of its figures in the page, `columns`, and `rows` of as many texts."""
+"""A table: `command`, `processor` and `date` of its run, `columns`, and `rows` with one text for each column."""
 
 
 def line_of(cells: list[str]) -> str:
-    """Returns a line of a table in Markdown."""
+    """Returns one line of a Markdown table."""
     return "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|\n"
 
 
 def shown(table: Table) -> str:
-    """Returns a table as it is in the page, and the line below."""
+    """Returns a table in Markdown, with the line below it that names date, processor and command."""
     rule = "|" + "---|" * len(table["columns"]) + "\n"
     rows = "".join(map(line_of, table["rows"]))
     below = f"Recorded {table['date']}, {table['processor']}: `{table['command']}`."
@@ -29,7 +29,7 @@ def shown(table: Table) -> str:
 
 
 def pages(texts: Sequence[str]) -> list[str]:
-    """Returns the texts of the pages with each table of the file in its place, which is on one page."""
+    """Returns the texts of the pages with each table of the file written after its mark, which one page has."""
     written = list(texts)
     for name, table in json.loads(FILE.read_text()).items():
         (number,) = (number for number, text in enumerate(written) if f"<!-- {name} -->\n" in text)

@@ -1,4 +1,4 @@
-"""Other libraries' contenders in the step benchmarks, with our initial weights: on the CPU, and on a pool's batches."""
+"""Other libraries' contenders in the step benchmarks of the CPU and of the GPU, with our initial weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DENSE_ROWS = 1_000_000
 
 
 class Rival(Contender):
-    """A contender of another library, which holds whole tables that start from our weights."""
+    """A contender of another library; it holds whole tables, which start from our weights."""
 
     @abstractmethod
     def tables(self) -> list[torch.Tensor]:
@@ -221,7 +221,7 @@ class Place:
 
 
 class Resident(Rival):
-    """A rival that looks up ranks, which are already on the device."""
+    """A rival with whole tables; its inputs are the ids' ranks, which are already on the device."""
 
     def inputs(self, ranks: torch.Tensor) -> torch.Tensor:
         """Builds the argument of `forward` from int64 `[tables, lookups per table]` on the host."""
@@ -233,7 +233,7 @@ class Resident(Rival):
 
 
 class _OneTable(Resident):
-    """A rival with the rows of all tables in one, so that a step needs few launches."""
+    """A rival with the rows of all tables in one table, so that a step needs few launches."""
 
     count: int
     rows: int
@@ -336,7 +336,7 @@ def need_of(name: str, workload: Workload, ours: MemoryNeed, ratio: float) -> Me
     weights = workload.tables.count * workload.tables.rows * workload.dim * 4
     return {
         "collection": ours,
-        # The sparse gradient, its coalesced form, and the optimizer's temporaries.
+        # Six outputs' worth of memory: the sparse gradient, its coalesced form, and the optimizer's temporaries.
         "torch": MemoryNeed(workload.table_bytes + 6 * output, 0),
         "index-add": MemoryNeed(weights + output, 0),
         "fbgemm": MemoryNeed(workload.table_bytes + 3 * output, 0),

@@ -1,7 +1,8 @@
 """Runs every benchmark: options, report, targets and JSON. A benchmark is a function that yields result rows.
 
-A row is a line of the report. Its "table" is the title of its table. Strings, numbers and booleans are columns; lists
-and dicts appear in the JSON only. A row whose "correct" contains False sets the exit status 1.
+A row is a line of the report. Its "table" names the table in which it is shown. Values that are strings, numbers or
+booleans are columns; lists and dicts appear in the JSON only. A row whose "correct" contains False sets the exit status
+1.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Option:
     choices: Sequence[str] | None = None
 
     def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
-        """Adds the option; its value is None until `values` has filled it."""
+        """Adds the option to the parser, without a default; `Benchmark.parse` fills in the default of the mode."""
         flag, shown = f"--{name.replace('_', '-')}", f"{self.help} (default {_shown(self.default)})".strip()
         if isinstance(self.default, bool):
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, help=self.help)
@@ -116,7 +117,8 @@ class Target:
         median: bound on the median of the values.
         worst: bound on each value.
         at_least: whether the bounds are minimums; otherwise maximums.
-        of_medians: the column with medians of rounds instead of the fastest; its median is shown.
+        of_medians: the column with the same values computed from medians of rounds instead of the fastest; its median
+            is shown.
     """
 
     name: str
@@ -128,7 +130,7 @@ class Target:
     of_medians: Column | None = None
 
     def judge(self, rows: Sequence[Row]) -> Row:
-        """Compares the rows with the bounds; `met` is None if nothing was measured, or there is no bound."""
+        """Compares the rows with the bounds; `met` is None if no value was measured, or there is no bound."""
         chosen = [row for row in rows if all(row.get(name) == value for name, value in self.where.items())]
         values = values_of(self.column, chosen)
         medians = values_of(self.of_medians, chosen) if self.of_medians else []
@@ -227,14 +229,14 @@ def _is_correct(row: Row) -> bool:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A command `python -m benchmarks NAME` with the name of `run`, whose docstring --help shows.
+    """A command `python -m benchmarks NAME`. NAME is the name of `run`, whose docstring --help shows.
 
     Attributes:
-        run: yields rows.
-        targets: judged at the end; or a function of all rows that returns them.
+        run: a function of the options that yields rows.
+        targets: the targets that are judged at the end, or a function of all rows that returns them.
         threads: torch threads; None: all.
-        malloc: restarts with glibc's malloc set to keep freed blocks.
-        check: returns what is wrong with the options, or None.
+        malloc: whether to restart with glibc's malloc set to keep freed blocks.
+        check: a function that returns what is wrong with the options, or None.
     """
 
     run: Run
@@ -250,7 +252,7 @@ class Benchmark:
         return str(getattr(self.run, "__name__", "benchmark"))
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """Returns the options; an option that is not named has the default of the mode."""
+        """Parses the command line; the default of an absent option depends on the mode (normal, --quick or --full)."""
         parser = argparse.ArgumentParser(
             prog=f"python -m benchmarks {self.name}",
             description=inspect.getdoc(self.run),
@@ -296,7 +298,7 @@ class Benchmark:
             }
 
     def measure(self, options: argparse.Namespace) -> Results:
-        """Runs, and writes the JSON after each row, so that an interrupted run keeps its results."""
+        """Runs the benchmark, and writes the JSON after each row, so that an interrupted run keeps its results."""
         threads, results = torch.get_num_threads(), Results()
         torch.set_num_threads(self.threads or threads)
         try:
@@ -310,7 +312,7 @@ class Benchmark:
         return results
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Runs, prints and writes; returns 1 if results differ, 2 if it cannot run."""
+        """Runs the benchmark and prints the report; returns 1 if results differ, 2 if it cannot run, otherwise 0."""
         options = self.parse(arguments)
         try:
             results = self.measure(options)
@@ -324,7 +326,7 @@ class Benchmark:
         return 0 if all(map(_is_correct, results["rows"])) else 1
 
     def start(self, arguments: Sequence[str]) -> None:
-        """Runs as a program."""
+        """Runs the benchmark as a program: sets malloc by a restart if needed, and exits with the status of `main`."""
         if self.malloc:
             with_malloc_settings(["-m", "benchmarks", self.name, *arguments])
         sys.exit(self.main(arguments))
@@ -335,5 +337,5 @@ def benchmark(
     targets: Sequence[Target] | Callable[[Sequence[Row]], Sequence[Target]] = (),
     **settings: Any,
 ) -> Callable[[Run], Benchmark]:
-    """Makes a benchmark of a function that yields rows; `settings` are further attributes of `Benchmark`."""
+    """Makes a decorator for a benchmark's function, which yields rows; `settings` are attributes of `Benchmark`."""
     return lambda run: Benchmark(run, options, targets, **settings)

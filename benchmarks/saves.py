@@ -1,4 +1,4 @@
-"""Saves of one table: against NumPy with the same bytes, in the background of training, and with a TableReader."""
+"""Benchmarks of one table's saves: compared with NumPy, in the background of training, and read by a TableReader."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _deltas(source: Any, rows: int, path: Path) -> Iterator[Row]:
     malloc=False,
 )
 def checkpoint(options: argparse.Namespace) -> Iterator[Row]:
-    """Measures saves and loads against NumPy, which writes and reads the same bytes on the same disk, and deltas."""
+    """Measures deltas, and saves and loads against NumPy, which writes and reads as many bytes on the same disk."""
     config = TableConfig("t", options.rows, DIM, track_changes=True)
     table = partial(make_table, config, torch.optim.Adagrad, cache=max(1000, options.rows // 20), seed=1)
     source = table()
@@ -140,7 +140,7 @@ def summary(samples: list[Seconds], name: str) -> dict[str, float]:
 
 
 class Training:
-    """A table with Adagrad and all of its rows, and batches of uniform ids."""
+    """A table with Adagrad, in which every row exists, and training steps on batches of uniform ids."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.rows, self.lookups = options.rows, options.lookups
@@ -181,7 +181,7 @@ class Training:
 
 
 def delay(training: Training, folder: Path, share: float | None, rounds: int) -> Row:
-    """Measures the time to start a save: a delta after a `share` of the rows changed, or with None a full save."""
+    """Measures the time to start a save: a delta after a `share` of the rows has changed, or a full save with None."""
     count = training.rows if share is None else max(1, int(training.rows * share))
     copy = training.copy(count)
     begun, copied = [], []
@@ -202,7 +202,7 @@ def delay(training: Training, folder: Path, share: float | None, rounds: int) ->
 
 
 def steps_beside(training: Training, folder: Path, rounds: int) -> Iterator[Row]:
-    """Times steps while a full save is written, while NumPy writes as many bytes, and with nothing else, in turn."""
+    """Times steps during a full save, while NumPy writes as many bytes, and with nothing else running."""
     steps: dict[str, list[Seconds]] = {"a save": [], "numpy": [], "nothing": []}
     saves = []
     records = np.ones((training.rows, training.record_bytes), np.uint8)
@@ -280,10 +280,9 @@ def background_saves(options: argparse.Namespace) -> Iterator[Row]:
     malloc=False,
 )
 def serving(options: argparse.Namespace) -> Iterator[Row]:
-    """Times lookups of TableReader from warm pages, after more and more deltas, against NumPy's gather of the same
-    rows.
+    """Times lookups of TableReader in cached files with a growing number of deltas, against NumPy's gather of the rows.
 
-    Reports rows per processor second, of the fastest of some interleaved rounds.
+    Reports rows per processor second in the fastest of several alternating rounds.
     """
     rng = np.random.default_rng(0)
     table = TableConfig(name="t", num_embeddings=options.rows, embedding_dim=options.dim, track_changes=True)

@@ -88,7 +88,7 @@ def _train(rank: int, world_size: int, port: int, workload: Workload, ids: Distr
 
 def _rank(rank: int, *arguments: Any) -> Any:
     found = _train(rank, *arguments)
-    gc.collect()  # models hold the group and so its threads: none may live while the interpreter ends
+    gc.collect()  # frees the model, which keeps the group's threads alive; none may run while the interpreter exits
     return found
 
 
@@ -118,9 +118,8 @@ def least_bytes(workload: Workload, unique_ids: float, world_size: int) -> float
 def model_devices(workload: Workload, case: Row, devices: int, size: int) -> Row:
     """Models the exchange of a step between devices with one rank's batch each, in machines of `size`. MODELLED.
 
-    With two levels a rank first forwards, within the machine, all ids except the ones of its own local rank. Then it
-    sends,
-    between machines, all except ids of its own machine.
+    With two levels, a rank first sends within its machine all ids that belong to another local rank. Then it sends to
+    other machines all ids that do not belong to its own machine.
     """
     unique = case["unique_ids"]
     within = least_bytes(workload, unique, size)
@@ -157,7 +156,7 @@ ASSUMED = (
 def sharding(options: argparse.Namespace) -> Iterator[Row]:
     """Counts the bytes that sharded tables exchange, times steps of processes on one machine, and models more devices.
 
-    The model uses the counts of the first number of ranks.
+    The model uses the counts of the runs with the first number of --ranks.
     """
     workload = make_workload(options.tables, options.dim, True, "sgd", options.lookups, options.bag)
     alone = []

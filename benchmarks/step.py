@@ -102,7 +102,7 @@ class StepBench:
     def _fill_caches(self, distribution: Distribution) -> None:
         """Fills partial caches until every miss evicts a row; drops contenders whose cache cannot hold a batch.
 
-        They stay dropped: their weights would lag behind the other contenders' in the next distribution.
+        They stay dropped, because in the next distribution their weights would lack the updates of this one.
         """
         rng = np.random.default_rng(self.options.seed + 1)
         for contender in [ours for ours in self._ours() if ours.cache < 1.0]:

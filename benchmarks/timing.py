@@ -31,7 +31,7 @@ class Samples:
         return min(self.seconds)
 
     def over(self, other: Samples) -> float:
-        """Returns the median of the rounds' ratios to `other`."""
+        """Returns the median over the rounds of the ratio of these seconds to the seconds of `other`."""
         return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
 
     def summary(self) -> dict[str, float]:
@@ -77,19 +77,19 @@ def best_of(call: Callable[[], object], repeats: int) -> float:
 
 
 def timed(call: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> Callable[[], float]:
-    """Returns a function that returns the seconds of `call`."""
+    """Returns a function that runs `call` and returns its seconds."""
     return partial(seconds_of, call, clock)
 
 
 def take_turns(
     calls: Mapping[str, Callable[[], float]], rounds: int, warm: int = 3, repeats: int = 1
 ) -> dict[str, Samples]:
-    """Runs every contender once per round, reversing the order every round; collects the seconds that it returns.
+    """Runs every contender in each round, reversing their order every round; collects the seconds that they return.
 
     Args:
         calls: contenders by name; each returns its own seconds, as `timed` does.
-        rounds: rounds that count.
-        warm: preceding rounds, which do not count.
+        rounds: number of timed rounds.
+        warm: number of untimed rounds before them.
         repeats: consecutive calls of a contender in each round.
     """
     samples = {name: Samples() for name in calls}

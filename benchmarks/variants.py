@@ -38,11 +38,10 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine
 
 
 def collection_step(module: Any, grads: Sequence[torch.Tensor], batch: KeyedJaggedTensor) -> None:
-    """Runs forward, backward and update of a collection; one gradient for all tables means pooled.
+    """Runs forward, backward and update of a collection; `grads` has one gradient per output tensor.
 
-    A model has one loss, not one for each table. So a sequence calls the engine without `torch.autograd.backward`,
-    which
-    first checks the shape of each gradient in Python, 4 us per table.
+    A model has one loss, not one for each table. So this calls the autograd engine directly, without
+    `torch.autograd.backward`, which first checks the shape of each gradient in Python and takes 4 us per table.
     """
     outputs, keys = module(batch), batch.keys()
     features = [outputs[key] for key in keys] if isinstance(outputs, dict) else [outputs]
@@ -105,7 +104,7 @@ _ENUMS = {
 
 
 class FbgemmSteps:
-    """The module of `namespace`, FBGEMM's or ours, with random weights, and batches of a power law."""
+    """The module of `namespace`, FBGEMM's or ours, with random weights, and random batches of skewed ids."""
 
     def __init__(self, namespace: Any, case: FbgemmCase, options: argparse.Namespace) -> None:
         self._case, self._rows = case, options.rows
@@ -157,10 +156,10 @@ class FbgemmSteps:
     malloc=False,
 )
 def fbgemm(options: argparse.Namespace) -> Iterator[Row]:
-    """Compares FBGEMM's module on the CPU with ours of the same name, option by option.
+    """Compares FBGEMM's module on the CPU with our module of the same name, option by option.
 
-    Both run every step in turn, in one process and on one thread, and their outputs are compared. Times are of the
-    processor, so other processes may run. The ratio is the median of the rounds' ratios.
+    The steps of both alternate, in one process and on one thread, and their outputs are compared. Times are processor
+    times, so other processes may run. `ratio` is the median over the rounds of FBGEMM's time divided by ours.
     """
     for name in options.cases:
         pair = [FbgemmSteps(each, FBGEMM_CASES[name], options) for each in (fbgemm_training(), ours_of_fbgemm)]
@@ -181,7 +180,7 @@ def fbgemm(options: argparse.Namespace) -> Iterator[Row]:
 
 SMALL_DIM, SMALL_ROWS = 16, 1_000
 FIXED, PER_TABLE = 150.0, 1.0
-"""Targets of the collections, in microseconds of processor time: a step with one table, and each further table."""
+"""Targets of the collections, in microseconds of processor time: a step with one table, and every additional table."""
 
 
 class Batches:
@@ -208,8 +207,7 @@ def small_steps(optimizer: str, batches: Batches) -> dict[str, Callable[[], floa
     """Returns functions by contender name; each runs a step on a new batch and returns its seconds.
 
     TorchRec's collections are unsharded: the gradient of each table is dense. FBGEMM's module is used directly with ids
-    and
-    offsets.
+    and offsets.
     """
     calls: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {}
     sizes, count = [(SMALL_ROWS, SMALL_DIM)] * len(batches.keys), len(batches.keys)
@@ -236,7 +234,7 @@ def small_steps(optimizer: str, batches: Batches) -> dict[str, Callable[[], floa
 
 
 def over_target(form: str, row: Row) -> float:
-    """Returns the time of our step relative to its target."""
+    """Returns the time of our step divided by its target."""
     over: float = row[form] / (FIXED + PER_TABLE * (row["tables"] - 1))
     return over
 
@@ -258,7 +256,7 @@ def over_target(form: str, row: Row) -> float:
 def fixed_cost(options: argparse.Namespace) -> Iterator[Row]:
     """Measures the fixed cost of a step on the CPU: small batches, by the number of tables.
 
-    Values are microseconds of processor time: the tenth percentile of the steps, with contenders in turn.
+    Values are microseconds of processor time: the tenth percentile of a contender's steps. The contenders alternate.
     """
     for optimizer, lookups, tables in itertools.product(options.optimizers, options.lookups, options.tables):
         samples = take_turns(small_steps(optimizer, Batches(tables, lookups)), options.rounds, warm=2, repeats=10)
@@ -338,9 +336,10 @@ def resident_step(case: OptimizerCase, rows: int, dim: int, lookups: int) -> tup
     [Target("step over the copy bound", "over_copy_bound", worst=2.5)],
 )
 def optimizers(options: argparse.Namespace) -> Iterator[Row]:
-    """Measures steps of every optimizer relative to the time of moving their bytes, on the CPU.
+    """Measures steps of optimizers on the CPU relative to the time of moving the steps' bytes.
 
-    The time of the fastest step is divided by its copy bound, at the highest copy bandwidth of the whole run.
+    By default all optimizers that update in every step are measured. `over_copy_bound` is the time of the fastest step
+    divided by its copy bound: the time of copying its bytes at the highest copy bandwidth of the whole run.
     """
     bound, found = CopyBound(options.copy_bytes, 2), []
     for name, dim in itertools.product(options.optimizers, options.dims):
@@ -369,8 +368,9 @@ LOOKUPS, BAG = 65_536, 16
 
 
 def update(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[Step, Step]:
-    """Returns two calls of `update_rows` with one lookup per row, in random order: rounding to nearest, and
-    stochastically.
+    """Returns two calls of `update_rows`: with rounding to nearest and with stochastic rounding.
+
+    Every row has one lookup; the lookups are in random order.
     """
     of_tables = TableOptimizer.create(FORMS[optimizer], {"lr": 0.01})
     formula, weight_dtype = of_tables.spec.formula, DTYPES[dtype][0]
@@ -386,8 +386,9 @@ def update(rows: int, dim: int, optimizer: str, dtype: str) -> tuple[Step, Step]
 
 
 def pooled_steps(rows: int, dim: int, optimizer: str, dtype: str) -> list[Step]:
-    """Returns two steps of a collection of resident pooled tables on uniform ids: rounding to nearest, and
-    stochastically.
+    """Returns two steps on uniform ids: with rounding to nearest and with stochastic rounding.
+
+    Each trains a collection of pooled tables whose rows are all resident.
     """
     bags, names = LOOKUPS // (TABLES * BAG), [f"f{i}" for i in range(TABLES)]
     lengths = torch.full((TABLES * bags,), BAG, dtype=torch.int32)
@@ -419,7 +420,8 @@ def pooled_steps(rows: int, dim: int, optimizer: str, dtype: str) -> list[Step]:
 def rounding(options: argparse.Namespace) -> Iterator[Row]:
     """Compares stochastic rounding with rounding to nearest for updates and whole steps of 16-bit weights, on the CPU.
 
-    Reports the time of the fastest round of each in milliseconds, their ratio, and the median of all rounds' ratios.
+    Reports the fastest round with each rounding in milliseconds, and `ratio`, the time with stochastic rounding divided
+    by the time with rounding to nearest. `median_ratio` is the median of this ratio over all rounds.
     """
     torch.manual_seed(0)
     kinds: list[tuple[str, Callable[..., Sequence[Step]], int]] = [

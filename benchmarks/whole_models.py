@@ -162,7 +162,7 @@ def torch_sparse(problem: Problem, dim: int, optimizer: str, batch_size: int, se
     choice = TABLE_OPTIMIZERS[optimizer]
     table_of = {feature: name for name, (_, features) in problem.tables.items() for feature in features}
     weights = {name: torch.empty(rows, dim).normal_(std=STD) for name, (rows, _) in problem.tables.items()}
-    pooled = problem.pooled  # then each table has one feature, with the same name
+    pooled = problem.pooled  # pooled tables have one feature each, with the table's name
     module = PlainTables(weights, sparse_gradients=True) if pooled else TorchSequences(weights, table_of)
     parameters = dict(module.named_parameters())
     return Tables(module, KeyedOptimizerWrapper(parameters, lambda each: choice.create(each, choice.default_lr)))
@@ -253,7 +253,7 @@ def train_one(rank: int, options: argparse.Namespace, model: str, batch_size: in
 
 
 def summary(runs: Sequence[Row]) -> list[Row]:
-    """Summarizes each contender by the median of its rounds, and of the ratios of `cached` and `resident` to it."""
+    """Summarizes each contender by medians of its rounds and of the speed of our contenders over its speed."""
     of_contenders: dict[str, list[Row]] = {}
     for run in runs:
         of_contenders.setdefault(run["contender"], []).append(run)
@@ -290,10 +290,9 @@ def end_to_end(options: argparse.Namespace) -> Iterator[Row]:
     """Measures whole models end to end: samples per second, AUC and peak memory of ours and of rivals.
 
     Takes about half an hour, 8 GiB of memory and an idle core. The models are DLRM (examples/train_dlrm.py), on
-    generated
-    clicks with 26 tables of the sizes of the Criteo Kaggle data (33.8 million rows), and examples/train_sequence.py. In
-    each round every contender trains once, in its own process, in a random order. Times cover forward, backward and
-    update, without the first steps.
+    generated clicks with 26 tables of the sizes of the Criteo Kaggle data (33.8 million rows), and
+    examples/train_sequence.py. In each round every contender trains once, in its own process; the order is random.
+    Times cover forward, backward and update, without the first steps.
     """
     for model, batch_size in itertools.product(options.models, options.batch_sizes):
         order, runs = random.Random(options.seed), []

@@ -51,7 +51,7 @@ class TableSet:
 
     @classmethod
     def parse(cls, text: str) -> TableSet:
-        """Parses `4x100k`, `1x4m`, `2x500`; `criteo`, or `criteo@20k` with no table larger.
+        """Parses `4x100k`, `1x4m` or `2x500`; also `criteo`, or `criteo@20k`, which limits each table to 20,000 rows.
 
         Raises:
             argparse.ArgumentTypeError: the text has another form. argparse shows the message to the user.
@@ -79,7 +79,7 @@ class TableSet:
         return (self.rows,) * self.count
 
     def dims(self, dim: int) -> tuple[int, ...]:
-        """Returns D of each table; for Criteo half of it below 100 thousand rows, a quarter below 1,000."""
+        """Returns D of each table; Criteo's tables have D / 2 below 100 thousand rows, and D / 4 below 1,000."""
         if not self.criteo:
             return (dim,) * self.count
         wanted = [dim if size >= 100_000 else dim // 2 if size >= 1_000 else dim // 4 for size in CRITEO_SIZES]
@@ -181,9 +181,8 @@ class Workload:
     def gradient(self, seed: int) -> torch.Tensor:
         """Returns the gradient of the output: `[N, D]`, or `[B, dims of all tables]` when pooled.
 
-        Values are small multiples of 1/16: their sums are exact in any order, so that a difference between two
-        contenders is a
-        fault and not the order of a sum.
+        Values are small multiples of 1/16, so their sums are exact in any order. A difference between two contenders is
+        therefore a fault, and not caused by the order of a sum.
         """
         width = sum(self.dims) if self.pooled else self.dim
         rows = self.batch_size if self.pooled else self.lookups
@@ -201,7 +200,9 @@ class Workload:
 
 
 def make_workload(tables: TableSet, dim: int, pooled: bool, optimizer: str, lookups: int, bag: int) -> Workload:
-    """Builds a workload of about `lookups` lookups: half of them from D = 128 on, in whole bags, of one id for Criteo.
+    """Builds a workload of about `lookups` lookups, rounded to whole bags, or half as many if D is at least 128.
+
+    Criteo's tables have bags of one id.
 
     Raises:
         ValueError: a sequence was requested from Criteo's tables, whose dims differ.

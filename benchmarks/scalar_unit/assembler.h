@@ -1,4 +1,4 @@
-// The instructions that stand for the scalar unit's, for the machine the compiler compiles for.
+// Includes the instructions that stand for the scalar unit's instructions, for the compiler's target machine.
 #pragma once
 
 #if defined(__x86_64__)

@@ -1,6 +1,6 @@
 #pragma once
 
-// Lines with this mark are instructions; the others stand in for hardware and are not counted.
+// Lines with this mark count as instructions. Lines without it emulate hardware and are not counted.
 #define REC_SDK_INSTRUCTION "//scalar\n\t"
 
 #define REC_SDK_LOAD1(value, at) asm volatile("ldrb %w0, %1 " REC_SDK_INSTRUCTION : "=r"(value) : "m"(at))
@@ -9,7 +9,7 @@
 #define REC_SDK_STORE4(at, value) asm volatile("str %w1, %0 " REC_SDK_INSTRUCTION : "=m"(at) : "r"(value))
 #define REC_SDK_STORE8(at, value) asm volatile("str %1, %0 " REC_SDK_INSTRUCTION : "=m"(at) : "r"(value))
 
-// A copy has two words of settings beside its addresses.
+// A copy has two words of settings in addition to its addresses.
 #define REC_SDK_COPY(function, to, from, blocks, gaps)                \
   asm volatile(                                                       \
       "str x30, [sp, #-16]!\n\t"                                      \
@@ -32,7 +32,7 @@
        " q22, q23, [sp, #512]\n\t" does " q24, q25, [sp, #544]\n\t" does " q26, q27, [sp, #576]\n\t" does \
        " q28, q29, [sp, #608]\n\t" does " q30, q31, [sp, #640]\n\t"
 
-// A function `name` that calls scalar_unit_do_copy(`in`) and keeps every register.
+// Defines a function `name` that calls scalar_unit_do_copy(`in`) and preserves every register.
 #define REC_SDK_KEEPS_REGISTERS(name, in)                                                                  \
   asm(".text\n.globl " name "\n" name ":\n\tsub sp, sp, #688\n\t" REC_SDK_ALL_REGISTERS(                   \
       "stp") "mrs x0, nzcv\n\tstr x0, [sp, #672]\n\tmov w0, #" in                                          \

@@ -1,6 +1,6 @@
 #pragma once
 
-// Lines with this mark are instructions; the others stand in for hardware and are not counted.
+// Lines with this mark count as instructions. Lines without it emulate hardware and are not counted.
 #define REC_SDK_INSTRUCTION "#scalar\n\t"
 
 #define REC_SDK_LOAD1(value, at) asm volatile("movzbl %1, %0 " REC_SDK_INSTRUCTION : "=r"(value) : "m"(at))
@@ -9,7 +9,7 @@
 #define REC_SDK_STORE4(at, value) asm volatile("movl %1, %0 " REC_SDK_INSTRUCTION : "=m"(at) : "r"(value))
 #define REC_SDK_STORE8(at, value) asm volatile("movq %1, %0 " REC_SDK_INSTRUCTION : "=m"(at) : "r"(value))
 
-// A copy has two words of settings beside its addresses.
+// A copy has two words of settings in addition to its addresses.
 #define REC_SDK_COPY(function, to, from, blocks, gaps) \
   asm volatile(                                        \
       "movq %0, scalar_unit_operands(%%rip)\n\t"       \
@@ -20,7 +20,7 @@
       :                                                \
       : "r"(to), "r"(from), "r"(blocks), "r"(gaps))
 
-// A function `name` that calls scalar_unit_do_copy(`in`) and keeps every register.
+// Defines a function `name` that calls scalar_unit_do_copy(`in`) and preserves every register.
 #define REC_SDK_KEEPS_REGISTERS(name, in)                                                                \
   asm(".text\n.globl " name "\n" name                                                                    \
       ":\n\tpushfq\n\tpushq %rax\n\tpushq %rcx\n\tpushq %rdx\n\tpushq %rsi\n\tpushq %rdi\n\tpushq %r8\n" \

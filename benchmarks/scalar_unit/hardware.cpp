@@ -1,5 +1,5 @@
-// The instructions of kernel_operator.h that the control flow of kernels depends on: copies. They are
-// compiled by themselves, so that nothing of them is counted.
+// Executes copies, the only instructions of kernel_operator.h that the control flow of kernels depends on.
+// This file is compiled separately, so that none of its code is counted.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

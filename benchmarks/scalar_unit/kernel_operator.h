@@ -1,9 +1,10 @@
-// AscendC as the scalar unit of a vector core meets it: the instructions that CANN's own headers (asc-devkit
-// 9.1.0, arch 2201, impl/basic_api/dav_c220) issue for each call, written as one line of assembler each.
-// benchmarks/npu_scalar.py counts them, together with what the compiler makes of the code around them.
+// AscendC for counting the instructions of a vector core's scalar unit. Each call issues the instructions
+// that CANN's own headers (asc-devkit 9.1.0, arch 2201, impl/basic_api/dav_c220) issue for it, one line of
+// assembler each. benchmarks/npu_scalar.py counts them, together with the compiled code around them.
 //
-// Copies and reads of local memory are done, since the control flow depends on them; vector instructions are
-// only issued. The emulator checks the order that the engines need (emulator/ascendc).
+// Copies and reads of local memory are executed, because the control flow depends on them. Vector
+// instructions are issued without effect. The emulator checks the order that the engines need
+// (emulator/ascendc).
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,7 @@ inline __aicore__ void copy_out(uint64_t to, uint64_t from, uint64_t blocks, uin
   REC_SDK_COPY("scalar_unit_copy_out", to, from, blocks, gaps);
 }
 
-// Loads and stores of the scalar unit that keep their place among copies and flags.
+// Loads and stores of the scalar unit that the compiler cannot move across copies and flags.
 template <class T>
 inline __aicore__ T read(const T* at) {
   T value;
@@ -202,8 +203,8 @@ class TBuf {
   uint8_t* data_;
 };
 
-// As kernel_tquebind_impl.h: a flag when a tensor is handed over, one when it comes back; states and flags of
-// each buffer in the scalar unit's memory.
+// Queues as in kernel_tquebind_impl.h: a flag is set when a tensor is enqueued, and another when it is freed.
+// The states and flags of each buffer are in the scalar unit's memory.
 template <TPosition source, TPosition target, int32_t depth>
 class TQueBind {
  public:
@@ -308,8 +309,8 @@ inline __aicore__ void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor
   rec_sdk::scalar_unit::copy_out(dst.address(), src.address(), blocks_of(params, 0, 0), gaps_of(params));
 }
 
-// A vector instruction on `count` elements has a mask: the mode of counting and two words before it, and the
-// same again after it.
+// A vector instruction on `count` elements sets a mask: the counter mode and two mask words before the
+// instruction, and the same again after it.
 inline __aicore__ void set_mask(uint64_t count) {
   rec_sdk::scalar_unit::issue();
   rec_sdk::scalar_unit::issue(0);
@@ -338,7 +339,7 @@ inline __aicore__ uint64_t bits_of(T value) {
   return bits;
 }
 
-// Where one mask serves many instructions.
+// The mask calls for kernels that use one mask for many instructions.
 enum class MaskMode : uint8_t { NORMAL, COUNTER };
 constexpr uint64_t MASK_PLACEHOLDER = 0;
 struct BinaryRepeatParams {

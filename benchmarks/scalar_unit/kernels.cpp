@@ -1,5 +1,6 @@
-// Runs every operator's kernels on one batch, core after core, and prints how many instructions the scalar
-// unit of each core issued, as JSON: {operator: {kernel: [of each core]}}. See benchmarks/npu_scalar.py.
+// Runs every operator's kernels on one batch, core after core. Prints the number of instructions that the
+// scalar unit of each core issued, as JSON: {operator: {kernel: [number of each core]}}. See
+// benchmarks/npu_scalar.py.
 #include <cstdio>
 #include <fstream>
 #include <numeric>
@@ -19,7 +20,7 @@
 #include "op_kernels/update_rows/ascendc_plan.h"
 #include "torch_npu_ext/engine/batch/hot_segments.h"
 
-// The counters are put into the assembler, unseen by the compiler.
+// Incremented by code that is inserted into the assembler after compilation.
 extern "C" volatile uint64_t scalar_unit_count;
 
 namespace {
@@ -172,8 +173,7 @@ struct EveryBag {
   }
 };
 
-// lookup_pooled() of one stored type, without sample weights: all six that it chooses from take a compiler
-// minutes.
+// lookup_pooled() of one stored type, without sample weights. Compiling all six variants would take minutes.
 template <class Stored, class Source>
 __aicore__ inline void sum_bags(const Source& weights, const LookupPooled& a) {
   TPipe pipe;
@@ -229,7 +229,7 @@ void count_copies(Report* report, const Batch& batch) {
   report->launch("swap_rows", blocks_of(swap, report->cores()), [&] { swap_rows(swap); });
 }
 
-// Every other row comes, and one leaves for it, as in operator_cases.py.
+// A swap as in operator_cases.py: every other row of the batch is a miss, and each evicts one victim.
 template <class Stored>
 void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const std::string& suffix) {
   const RecordLayout layout = layout_of<REC_SDK_ISA::Adagrad>(batch.dim, dtype);
@@ -267,7 +267,7 @@ void count_swap_lookups(Report* report, const Batch& batch, DType dtype, const s
 
 }  // namespace
 
-// Slots (a file of int32), rows of the table, dim, cores.
+// Arguments: a file with the slots as int32, the number of rows of the table, dim, and the number of cores.
 int main(int, char** arguments) {
   const Batch batch(arguments[1], std::stoll(arguments[2]), std::stoll(arguments[3]));
   Report report(std::stoll(arguments[4]));
