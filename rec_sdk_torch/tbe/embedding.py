@@ -1,4 +1,4 @@
-"""The table-batched embedding: many tables behind one call, larger than device memory."""
+"""The table-batched embedding: one call looks up many tables, which may be larger than device memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .table_methods import TableMethods
 
 
 class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
-    """Embedding tables in host memory with their hot rows in a device cache, updated in the backward pass.
+    """Embedding tables in host memory, whose hot rows are in a device cache and are updated in the backward pass.
 
     Rows and cache are allocated at the first training forward, load or read, for the optimizers known then. If the
     optimizers change later, the rows are copied to a new layout.
@@ -70,7 +70,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         """Checks the configuration; allocates nothing yet.
 
         Args:
-            tables: configurations with unique names; all pooled, or none (`Pooling.NONE`).
+            tables: configurations with unique names. Either all tables are pooled, or all have `Pooling.NONE`.
             optimizer: the optimizer of every table. `set_optimizers` sets one for each table.
             cache: size of the device cache: rows of each table (int), a fraction of each table (float), bytes of all
                 tables (`"2GiB"`), one of these by table name (dict), or derived from the batches (None).
@@ -78,11 +78,11 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
             device: the device of the cache; None: torch's default device.
             seed: the seed of the initial weights; None: drawn from torch's generator.
             bounds_check_mode: the reaction to an id outside an index table.
-            check_finite: the reaction to a NaN or infinite gradient: "off" (none), "warn" or "raise".
+            check_finite: the reaction to a NaN or infinite gradient: "off" (no reaction), "warn" or "raise".
             cache_policy: the policy that chooses victims when the cache is full, see docs/cache.md. It does not change
                 results.
             update: when rows are updated: in the "backward" pass, or by "step" of the optimizer.
-            host_store: a folder for the rows, in memory-mapped files; None: the rows are in host memory.
+            host_store: a folder whose memory-mapped files hold the rows; None: the rows are in host memory.
 
         Raises:
             ValueError, TypeError: a table or an option is invalid.
@@ -132,12 +132,12 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
     @property
     def embedding(self) -> Self:
-        """The embedding itself, for the methods that it shares with collections."""
+        """The embedding itself; methods that it shares with collections read this property."""
         return self
 
     @property
     def options(self) -> EmbeddingOptions:
-        """The present options: the constructor's arguments, with all changes since."""
+        """The present options: the constructor's arguments with all later changes."""
         return self.layout.options
 
     def set_parameter(self, table: str, parameter: torch.Tensor) -> None:
@@ -158,10 +158,10 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         return self.layout.groups
 
     def set_optimizers(self, optimizers: Mapping[int, TableOptimizer]) -> None:
-        """Sets the optimizers of tables, by index of the table. Existing rows keep their weights.
+        """Sets optimizers by the index of their table. Existing rows keep their weights.
 
         Raises:
-            RuntimeError: a table has another optimizer already.
+            RuntimeError: a table already has another optimizer.
         """
         self.layout.set_optimizers(optimizers)
 
@@ -184,10 +184,10 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         clicks: torch.Tensor | None = None,
         timestamps: torch.Tensor | None = None,
     ) -> Prefetched:
-        """Plans the batch of a future training forward, and starts the copies of its missing rows, in another thread.
+        """Plans the batch of a future training forward, and starts to copy its missing rows, in another thread.
 
         Takes the arguments of `forward`, which later recognizes the batch by its ids. The forwards must run in the
-        order of the prefetches, and the ids must not be changed before. Prefetching changes no result.
+        order of the prefetches, and the ids must not be changed before their forward. Prefetching changes no result.
 
         Raises:
             RuntimeError: 16 batches are prefetched already.
@@ -200,7 +200,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         return prefetched
 
     def forget(self, prefetched: Prefetched | None = None) -> None:
-        """Removes a batch from the prefetch queue, or all batches with None. Does nothing after the batch's forward."""
+        """Removes a batch from the prefetch queue; None: all batches. Does nothing after the batch's forward."""
         self.queue.remove(prefetched)
 
     def plans_ahead(self) -> bool:
@@ -210,10 +210,10 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
     # ---- forward
 
     def batch_size(self, offsets: torch.Tensor) -> int:
-        """Returns the number B of samples of a batch with these offsets `[F * B + 1]`.
+        """Returns B, the number of samples in a batch, from its offsets `[F * B + 1]`.
 
         Raises:
-            ValueError: the number of offsets does not fit the F features.
+            ValueError: the number of offsets does not match the F features.
         """
         batch_size, rest = divmod(offsets.numel() - 1, self.num_features)
         if rest or offsets.numel() < 1:
@@ -238,14 +238,14 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
             offsets: int32 or int64 `[F * B + 1]`: where each bag begins in `indices`.
             per_sample_weights: float32 `[n]`, for pooled tables only.
             shows, clicks, timestamps: integers `[n]`, for tables that admit or evict ids by them: how often each id
-                was shown, 1 or more (None: once), how often it was clicked, and its time in seconds.
+                was shown, 1 or more (None: once), how often it was clicked, and the time in seconds.
 
         Returns:
-            float32 `[B, sum of the features' dims]` of pooled tables; float32 `[n, D]` of sequence tables, which must
+            float32 `[B, sum of the features' dims]` for pooled tables; float32 `[n, D]` for sequence tables, which must
             all have the same dim D.
 
         Raises:
-            ValueError: the offsets do not fit, or sequence tables have several dims.
+            ValueError: the number of offsets does not match the features, or sequence tables have different dims.
         """
         check_batch(indices)
         if not self.pooled and len(set(self.feature_dims)) > 1:
@@ -256,7 +256,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         )
         if self.pooled:
             return self.lookup_pooled(batch)
-        if self.layout.frozen is not None:  # trained and frozen rows are separate outputs
+        if self.layout.frozen is not None:  # trained and frozen rows form separate outputs
             return torch.cat(self.lookup_features(replace(batch, joined=False)))
         outputs = self._lookup(batch)
         if len(outputs) > 1:
@@ -276,7 +276,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         return rows if batch.parent is None else restore_padding_rows(rows, batch, joined=False)
 
     def _by_feature(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Reorders the outputs of all groups, one for each feature, by feature."""
+        """Reorders outputs, one for each feature, from the order of the groups to the order of the features."""
         features = [feature for group in self.groups for feature in group.features.tolist()]
         by_feature = dict(zip(features, parts, strict=True))
         return [by_feature[feature] for feature in range(self.num_features)]
@@ -287,11 +287,11 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
     @calls
     def _lookup(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        """Looks up a batch, with training if it is enabled.
+        """Looks up a batch; trains it if training is enabled.
 
         Returns:
-            The pooled output alone; or for each group the rows of each feature, or of all features if the batch is
-            `joined`.
+            The pooled output alone. Without pooling, for each group: the rows of each feature, or of all features
+            together if the batch is `joined`.
         """
         frozen = self.layout.frozen
         if not (self.training and torch.is_grad_enabled()):
@@ -313,7 +313,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
         Args:
             batch: the lookups.
-            prefetched_as: the part of the batch that the prefetch queue may hold, which is removed there.
+            prefetched_as: the form in which the prefetch queue may hold the batch, which the call removes there.
         """
         layout, groups = self.layout, self.layout.groups
         weights = [None] * len(groups) if batch.weights is None else layout.sample_weights(batch)
@@ -344,7 +344,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
                 repeated: tuple[torch.Tensor, ...] = FusedLookup.apply(self._anchor, RecomputedStep(earlier), *weights)
                 return repeated
         if layout.locks.unfinished is not None:
-            layout.locks.catch_up()  # before this batch is planned: whole tables cannot be changed beside a plan
+            layout.locks.catch_up()  # before this batch is planned: a plan prevents changes of whole tables
         monitor = self.monitor
         step = self._step(layout, self.guard, monitor, self.queue.take(batch), lengths, shape)
         monitor.copied_batches += batch.copied
@@ -353,7 +353,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         try:
             outputs = FusedLookup.apply(self._anchor, step, *weights) if weights else look_up(self._anchor, step)
         except BaseException:
-            step.release()  # explicitly, since the traceback may keep the step alive
+            step.release()  # explicit, since the traceback may keep the step alive
             raise
         self.queue.plan_next()
         monitor.forwards += 1
@@ -372,12 +372,12 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
         Args:
             name: the name of the table.
-            requested: (class, options) of optimizers that were applied to the table but not set yet.
+            requested: (class, options) of optimizers that have been applied to the table but are not set yet.
         """
         return describe_table(self.layout, name, requested)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TableBatchedEmbedding:
-        """Moves the cache for `.to(device)`; raises RuntimeError for a change of dtype and for `share_memory()`."""
+        """Moves the cache for `.to(device)`; raises RuntimeError for `.to(dtype)` and `share_memory()`."""
         probe: Any = torch.empty(0, dtype=torch.float32, device=self.device)
         probe.share_memory_ = refuse_sharing
         probe = fn(probe)

@@ -1,4 +1,4 @@
-"""The options of an embedding beside its tables, in one object that copies, shards and collections pass on."""
+"""All options of an embedding except for its tables, in one object that copies, shards and collections pass on."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _copy_cache(cache: CacheOption) -> CacheOption:
 
 
 def _one_of(option: str, allowed: Sequence[str]) -> Callable[[str], str]:
-    """Returns a function that checks that an option has one of the allowed values."""
+    """Returns a function that returns an allowed value of an option, and raises ValueError for any other."""
 
     def parse(value: str) -> str:
         if value not in allowed:
@@ -99,7 +99,7 @@ def _check_grad_scaler(scaler: Scaler | None) -> Scaler | None:
 
 
 def _parse_seed(seed: int | None) -> int:
-    """Returns the seed, or one drawn from torch's generator if it is None, as a number below 2^64."""
+    """Returns the seed as a number below 2^64; for None, draws a seed from torch's generator."""
     if seed is None:
         drawn = torch.empty((), dtype=torch.int64, device="cpu").random_()
         check_real(drawn)
@@ -112,7 +112,7 @@ def _parse_seed(seed: int | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions:
-    """The options of an embedding beside its tables: constructor arguments, and options that are set later.
+    """All options of an embedding except for its tables: constructor arguments, and options that are set later.
 
     Attributes:
         cache: size of the device cache: rows per table (int), a fraction of `num_embeddings` (float), bytes of all
@@ -120,7 +120,7 @@ class EmbeddingOptions:
         batch_hint: the batches that a derived cache must hold.
         device: the device of the cache. None: torch's default device, which is the host unless `torch.device` is used
             as a context or `torch.set_default_device` was called. An int is an index of the machine's accelerator. On
-            `meta`, tables have shapes only and no forward, until they are sharded or moved with `to_empty`.
+            `meta`, tables have only shapes and cannot be looked up before they are sharded or moved with `to_empty`.
         bounds_check_mode: the reaction to an id outside an index table.
         check_finite: the reaction to a NaN or infinite gradient: none (`off`), a warning (`warn`), or a
             FloatingPointError in the backward pass before any row changes (`raise`).
@@ -128,11 +128,11 @@ class EmbeddingOptions:
             results.
         update: when rows are updated: in the `backward` pass, or by `step()` of the tables' optimizer, with the
             gradients of all backward passes since the last update.
-        host_store: a folder for the rows, in memory-mapped files, for tables that are larger than host memory; None:
+        host_store: a folder whose memory-mapped files hold the rows, for tables that are larger than host memory; None:
             the rows are in host memory. The folder belongs to the tables: nothing else may use it, and its files are
             removed with them. Each copy of the embedding, and each rank of a sharded collection, uses a subfolder.
-        evict_step_interval: training steps between evictions of ids, for all tables with eviction rules; None: as
-            configured for each table.
+        evict_step_interval: number of training steps between evictions of ids, for all tables with eviction rules;
+            None: the number in each table's configuration.
         grad_scaler: the `torch.amp.GradScaler` that scales the losses; None: there is none.
         frozen: names of the tables that training reads but does not change.
         grad_norms: whether updates in the backward pass record the norms of their gradients.
@@ -140,8 +140,8 @@ class EmbeddingOptions:
             torch's generator, so that two embeddings have different weights.
 
     Raises:
-        ValueError, TypeError: an option is invalid for any tables; the message names it.
-        ImportError: the software of the device is missing.
+        ValueError, TypeError: an option is invalid, whatever the tables are; the message names the option.
+        ImportError: software that the device requires is missing.
     """
 
     cache: _ConvertingField[CacheOption, CacheOption] = _ConvertingField(_copy_cache, None)
@@ -160,7 +160,7 @@ class EmbeddingOptions:
     grad_norms: _ConvertingField[bool, bool] = _ConvertingField(bool, False)
     seed: _ConvertingField[int | None, int] = _ConvertingField(
         _parse_seed, None
-    )  # last: an invalid option must draw no seed
+    )  # the last field: no seed may be drawn if another option is invalid
 
     def __post_init__(self) -> None:
         if self.grad_scaler is not None and self.updates_at_step:
@@ -178,7 +178,7 @@ class EmbeddingOptions:
         return self.update == "step"
 
     def check(self, tables: Sequence[TableConfig]) -> None:
-        """Checks the options together with the tables, as far as is possible before rows are allocated.
+        """Checks whether the options fit the tables, as far as this is possible before rows are allocated.
 
         Raises:
             ValueError, TypeError: an option does not fit the tables.

@@ -1,4 +1,4 @@
-"""The public methods that every module with tables has: access to a table by name, options, and statistics."""
+"""The public methods of every module with tables: access to a table by name, options, and statistics."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Embedding(Protocol):
 
 
 class TableMethods:
-    """Methods of a `TableBatchedEmbedding`, of collections, of their shards, and of FBGEMM's module.
+    """Methods that `TableBatchedEmbedding`, collections, their shards and the module with FBGEMM's interface share.
 
-    A table name that does not exist raises KeyError. A sharded collection's methods act on the rows of this rank.
+    An unknown table name raises KeyError. In a sharded collection, the methods act on the rows of this rank.
 
     Attributes:
-        embedding: the embedding with the tables; an embedding's own `embedding` is the embedding itself.
+        embedding: the embedding with the tables; for an embedding, this is the embedding itself.
     """
 
-    if TYPE_CHECKING:  # at run time, a property here would hide the attributes of this name in subclasses
+    if TYPE_CHECKING:  # at run time, this property would hide the attribute of the same name in subclasses
 
         @property
         def embedding(self) -> Embedding: ...
@@ -73,7 +73,7 @@ class TableMethods:
         """Copies the rows of `ids`, hottest first, to free slots of the device cache; see `TableView.warm`.
 
         `Saver.load` warms the cache by itself; `load_state_dict` does not, since a state dict does not record which
-        rows were hot. Every rank may call it with the same `ids`: each skips ids that other ranks own.
+        rows were hot. Every rank may call this method with the same `ids`: it skips ids that other ranks own.
 
         Returns:
             How many rows were copied.
@@ -89,10 +89,10 @@ class TableMethods:
         return self.view(table).take_evicted(at_most)
 
     def put_back(self, table: str, rows: EvictedRows, *, overwrite: bool = True) -> int:
-        """Inserts evicted rows into their table again; returns how many. See `TableView.put_back`.
+        """Inserts evicted rows into their table again; returns how many were inserted. See `TableView.put_back`.
 
-        The rows may come from any rank of a sharded table. Every rank may call it with the same `rows`: each skips
-        rows that other ranks own, and does not count them.
+        The rows may come from any rank of a sharded table. Every rank may call this method with the same `rows`: it
+        skips, and does not count, rows that other ranks own.
         """
         return self.view(table).put_back(rows, overwrite=overwrite)
 
@@ -103,17 +103,17 @@ class TableMethods:
     def set_clocks(self, table: str, clocks: Mapping[str, int]) -> None:
         """Sets the clocks by which a table's rules measure age and idleness; see `TableView.set_clocks`.
 
-        All ranks should call it.
+        All ranks should call this method.
         """
         self.view(table).set_clocks(clocks)
 
     # ---- collected gradients
 
     def take_gradients(self) -> dict[str, TableGradient]:
-        """Removes and returns the gradients, by table name, that SparseGradients has summed since the last call.
+        """Returns the gradients that SparseGradients has summed since the last call, by table name, and clears them.
 
-        The gradient of a table without lookups since then has no rows. FBGEMM's module collects gradients with its
-        optimizer NONE.
+        The gradient of a table without lookups since then has no rows. In FBGEMM's interface, the optimizer NONE
+        collects gradients.
 
         Raises:
             RuntimeError: no table has the optimizer SparseGradients.
@@ -136,8 +136,8 @@ class TableMethods:
     def freeze(self, *tables: str) -> None:
         """Freezes tables, or all tables if none is named: training no longer changes their rows, states and ids.
 
-        Lookups of frozen tables read as in evaluation mode, and have no gradient. `requires_grad_(False)` on a table's
-        parameter does the same. All ranks must call it.
+        Lookups of frozen tables behave as in evaluation mode, and have no gradient. `requires_grad_(False)` on a
+        table's parameter does the same. All ranks must call this method.
 
         Raises:
             KeyError: there is no such table.
@@ -148,7 +148,7 @@ class TableMethods:
         self._set_frozen(layout.options.frozen | layout.tables_named(tables))
 
     def thaw(self, *tables: str) -> None:
-        """Unfreezes tables, or all tables if none is named. Raises as `freeze` does; clocks of rules resume."""
+        """Unfreezes tables, or all tables if none is named; their clocks run again. Raises the errors of `freeze`."""
         layout = self.embedding.layout
         self._set_frozen(layout.options.frozen - layout.tables_named(tables))
 
@@ -168,7 +168,7 @@ class TableMethods:
         """Sets how many training steps lie between evictions of ids, for all tables with eviction rules.
 
         Args:
-            steps: 1 or more; None: as configured for each table.
+            steps: 1 or more; None: the number in each table's configuration.
 
         Raises:
             ValueError: `steps` is less than 1.
@@ -210,13 +210,13 @@ class TableMethods:
     # ---- norms of gradients
 
     def count_grad_norms(self, on: bool = True) -> None:
-        """Starts or stops recording the norms of gradients that the backward pass uses up.
+        """Starts or stops recording gradient norms in updates of the backward pass, which keeps no gradients.
 
         `counted_norms`, and `grad_norm` of a collection, return the norms of the last update after this call. Rows and
-        outputs do not change. All ranks must call it.
+        outputs do not depend on it. All ranks must call this method.
 
         Raises:
-            ValueError: with `update="step"`, where the gradients can be read before the update.
+            ValueError: the option is `update="step"`, with which the gradients can be read before the update.
         """
         layout = self.embedding.layout
         options = replace(layout.options, grad_norms=on)
@@ -241,8 +241,8 @@ class TableMethods:
 
         The gradient of a row is the sum over its lookups: before `max_gradient` bounds it, without the scale of a
         GradScaler, and over all backward passes of an accumulation buffer. The norm is 0 for a table that is frozen,
-        had no gradient, or was not updated since recording started. A skipped update leaves the norms as they were.
-        The host waits for the device.
+        had no gradient, or has not been updated since recording started. A skipped update leaves the norms as they
+        were. The call blocks until the device has computed the norms.
 
         Args:
             norm_type: p of the norm, 2 or infinity.
@@ -280,7 +280,7 @@ class TableMethods:
 
     @property
     def cache_sizes(self) -> dict[str, int]:
-        """How many rows of each table, by name, the device cache holds, or will hold once it is allocated.
+        """Capacity of the device cache in rows of each table, by name; available before the cache is allocated.
 
         Raises:
             RuntimeError: the tables are on the meta device.
@@ -290,7 +290,7 @@ class TableMethods:
         return dict(zip([table.name for table in layout.tables], layout.cache_sizes(), strict=True))
 
     def cache_stats(self, table: str | None = None) -> dict[str, int]:
-        """Returns exact counts since the start or `reset_cache_stats`, of one table or of all.
+        """Returns exact counts since the start or the last `reset_cache_stats`; `table`: None for all tables.
 
         Counts of lookups and cache: `batches`, `lookups`, `unique_rows` (distinct rows), `unique_misses` (of these,
         rows that the cache did not hold), `new_rows`, `rows_in` and `bytes_in` (copied to the cache), `rows_out` and
@@ -300,8 +300,8 @@ class TableMethods:
         Counts of admission and eviction: `admitted` (ids that got a row), `not_admitted_lookups` (lookups that read the
         default value), `evicted` (ids that rules evicted).
 
-        Present values: `pinned_rows` (rows that batches in flight pin in the cache), `evicted_waiting` (evicted rows
-        that `take_evicted` has not returned yet).
+        Present values, not counts: `pinned_rows` (rows that batches in flight pin in the cache), `evicted_waiting`
+        (evicted rows that `take_evicted` has not returned yet).
 
         Only without `table`: `copied_batches` (batches whose ids were copied from a device), `depth_reached` (the most
         batches planned ahead at once), and host times in microseconds: `plan_us` (planning, in any thread) and
@@ -319,14 +319,14 @@ class TableMethods:
             group.reset_stats()
 
     def memory_report(self, table: str | None = None) -> dict[str, int]:
-        """Returns the bytes that one table or all tables take, by kind; zeros before the first use.
+        """Returns the memory of one table or, with None, of all tables, in bytes by kind; zeros before the first use.
 
         - `device`: the cache, and accumulation buffers.
         - `host`: committed memory of rows in the host store.
         - `disk`: files of a host store on disk.
         - `index`: maps from ids to rows.
-        - `columns`: values that options keep for each row (`track_changes`, eviction rules), in an index table for all
-          rows; and logs of changed and evicted ids.
+        - `columns`: values that options store for each row (`track_changes`, eviction rules), and logs of changed and
+          evicted ids. An index table stores these values for all of its rows.
         - `candidates`: counts of ids that are not admitted yet.
         - `evicted`: evicted rows that `take_evicted` has not returned yet.
         - `staging`, only without `table`: plans and staging buffers of batches in flight.

@@ -51,7 +51,7 @@ class FrozenTables:
     def merge_outputs(
         self, trained: tuple[torch.Tensor, ...], frozen: tuple[torch.Tensor, ...], groups: Sequence[Group]
     ) -> tuple[torch.Tensor, ...]:
-        """Merges the outputs of both parts of a batch: one pooled output, or one per feature, group by group."""
+        """Merges the outputs of a batch's trained and frozen part: one pooled output, or one for each feature."""
         if self._pooled:
             columns = torch.from_numpy(self._columns).to(trained[0].device)
             return (torch.where(columns, frozen[0], trained[0]),)

@@ -1,4 +1,4 @@
-"""Gradients that are returned instead of applied: tables with the optimizer SparseGradients."""
+"""Gradients of tables with the optimizer SparseGradients, which are returned instead of applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..cache.update_journal import Run, UpdateJournal
 
 
 class TableGradient(NamedTuple):
-    """The gradient of a table with respect to some of its rows.
+    """The gradient of some rows of a table.
 
     Attributes:
         ids: int64 `[n]`, distinct ids, or row numbers of an index table; on the host.

@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 class Layout:
-    """The tables of one embedding and their groups. Holds no module and no prefetch queue.
+    """The tables of one embedding and their groups. It has no reference to a module or a prefetch queue.
 
     Attributes:
         tables: the configs of the tables.
         optimizers: the optimizer of each table; None if it has none yet.
-        pooled: whether lookups pool rows.
+        pooled: whether lookups pool rows into one output.
         options: the current options of the embedding.
         num_features: number of features of all tables.
         feature_dims: the embedding dim of each feature.
@@ -47,15 +47,15 @@ class Layout:
         edges: edges of the autograd graph from lookups to the tables' parameters.
         built: the groups; empty before the first use.
         used_optimizers: the distinct optimizers of the groups.
-        works_on_tables: whether a backward pass may end an accumulation window, evict ids or run an optimizer pass over
-            tables.
+        works_on_tables: whether a backward pass may end an accumulation window, evict ids or run an optimizer's pass
+            over whole tables.
         windows: backward passes so far, by length of the accumulation window.
         pending_gradients: gradients that `step()` will apply (`update="step"`).
-        needed_rows: rows of each table that the first training batch and the batches planned ahead of it can need; None
-            before that batch.
-        evicted: by table name, buffers of evicted rows; tables with `keep_evicted`.
+        needed_rows: number of rows of each table that the first training batch and the batches planned ahead of it can
+            need; None before that batch.
+        evicted: by table name, the buffers of evicted rows of tables with `keep_evicted`.
         replicated: names of the tables that every rank of a sharded collection holds in full.
-        owned_ids: by table name, functions that return ids that always have rows; see `Group.owned_ids`.
+        owned_ids: by table name, functions that return the ids that always have rows; see `Group.owned_ids`.
         fill: function that fills the rows of new tables.
     """
 
@@ -71,7 +71,7 @@ class Layout:
         Args:
             tables: configs of the tables, at least one.
             options: options of the embedding.
-            optimizer: the optimizer of all tables; None if they get theirs later.
+            optimizer: the optimizer of all tables; None: optimizers are set later.
             fill: fills the rows of the new tables when the groups are built.
 
         Raises:
@@ -135,7 +135,7 @@ class Layout:
         """Returns the set of `names`; the names of all tables if it is empty.
 
         Raises:
-            KeyError: a name of no table.
+            KeyError: there is no table with one of the names.
         """
         for name in names:
             self.config(name)
@@ -156,7 +156,7 @@ class Layout:
 
     @property
     def groups(self) -> list[Group]:
-        """The groups; the first access builds them and fills new tables."""
+        """The groups; the first access builds the groups and fills new tables."""
         if not self.built:
             self.check_not_meta()
             with self.locks.exclusive():
@@ -182,7 +182,7 @@ class Layout:
         return self._sizes()
 
     def _sizes(self) -> list[int]:
-        """Returns the number of cache slots of each table for groups that are built now."""
+        """Computes the number of cache slots of each table for groups that are about to be built."""
         self.check_not_meta()
         free = backend_for(self.device).free_memory(self.device)
         sizes_in_bytes = [record_layout(t, o).bytes for t, o in zip(self.tables, self.optimizers, strict=True)]
@@ -192,16 +192,16 @@ class Layout:
         except (ValueError, MemoryError):
             if self.needed_rows is None:
                 raise
-            return cache_slots(*options)  # needed_rows is an upper bound: batches may still fit without it
+            return cache_slots(*options)  # needed_rows is an upper bound: batches may fit into fewer slots
 
     def fit_caches(self, batch: Batch, batches: int) -> bool:
         """Enlarges the caches to hold `batches` batches as large as `batch`, the first training batch.
 
-        Numbers of rows in `cache=` are not changed. Groups that exist already, after a load, are rebuilt only if this
-        batch might not fit. Rebuilding needs memory for the old and the new groups on host and device.
+        A number of rows that `cache=` sets is not changed. Groups that already exist, such as after a load, are rebuilt
+        only if this batch might not fit. Rebuilding needs host and device memory for the old and the new groups.
 
         Returns:
-            False if the batch has no lookups or is malformed, and gives no size; else True.
+            False if the batch determines no size, because it has no lookups or is malformed; else True.
         """
         if not batch.is_well_formed or not len(batch.values):
             return False
@@ -215,7 +215,7 @@ class Layout:
         return True
 
     def _rebuild_would_add_slots(self, rows: Sequence[int]) -> bool:
-        """Returns whether rebuilt groups would give more slots to a table that has fewer slots than `rows`."""
+        """Returns whether rebuilt groups would give more slots to a table that now has fewer than `rows` requires."""
         current = self.cache_sizes()
         if all(have >= need for have, need in zip(current, rows, strict=True)):
             return False
@@ -238,7 +238,7 @@ class Layout:
             members = [Member(self.tables[i], self._features[i], slots[i], self.optimizers[i]) for i in indices]
             group_columns = [columns[f] for member in members for f in member.features] if self.pooled else []
             choices = options.seed, options.bounds_check_mode, options.cache_policy
-            stores, row_ids = self._store_folder, options.updates_at_step  # the user sees pending gradients by id
+            stores, row_ids = self._store_folder, options.updates_at_step  # users read pending gradients by id
             group = Group(members, group_columns, options.device, *choices, serial, stores, row_ids)
             group.set_evict_step_interval(options.evict_step_interval)
             if options.frozen:
@@ -252,14 +252,14 @@ class Layout:
         return groups
 
     def _use_groups(self, groups: list[Group]) -> None:
-        """Replaces the groups, and what depends on them."""
+        """Replaces the groups and the attributes that depend on them."""
         self.works_on_tables = not self.options.updates_at_step and any(group.works_on_tables for group in groups)
         optimizers = {id(optimizer): optimizer for group in groups for optimizer in group.optimizers}
         self.used_optimizers = list(optimizers.values())
         self.built = groups
 
     def _rebuild(self) -> None:
-        """Builds new groups, for other optimizers, another device or another size, and moves the rows to them."""
+        """Builds new groups, for other optimizers, another device or other cache sizes, and moves the rows to them."""
         with self.locks.exclusive():
             self._check_idle("the embedding changes")
             old, self.built = self.built, []
@@ -274,7 +274,7 @@ class Layout:
         """Checks that every table has an optimizer.
 
         Raises:
-            RuntimeError: a table has none.
+            RuntimeError: a table has no optimizer.
         """
         missing = [t.name for t, optimizer in zip(self.tables, self.optimizers, strict=True) if optimizer is None]
         if missing:
@@ -299,7 +299,7 @@ class Layout:
         """Sets the optimizers of tables by index; existing rows keep their weights.
 
         Raises:
-            RuntimeError: a table has another optimizer already.
+            RuntimeError: a table already has another optimizer.
         """
         before = list(self.optimizers)
         for table, optimizer in optimizers.items():
@@ -328,7 +328,7 @@ class Layout:
             raise
 
     def store_in(self, folder: StoreFolder) -> None:
-        """Stores rows on disk in `folder`, the folder of the option `host_store`."""
+        """Makes groups that are built later store their rows on disk, in `folder` of the option `host_store`."""
         self._store_folder, self.locks.store = folder, folder.path
 
     def copy_rows(self, other: Layout) -> None:
@@ -342,7 +342,7 @@ class Layout:
             self._use_groups(fresh)
 
     def without_padding_and_frozen(self, batch: Batch, frozen: FrozenTables | None) -> Batch:
-        """Returns the part of a training batch that is planned: no padding ids, and no lookups of `frozen` tables."""
+        """Returns the planned part of a training batch, without padding ids and without lookups of `frozen` tables."""
         if self.padding_ids is not None:
             batch = self.padding_ids.remove_from(batch)
         return batch if frozen is None else frozen.trained_part(batch)
@@ -375,7 +375,7 @@ class Layout:
         return any(count >= length for length, count in counts.items())
 
     def discard_gradients(self) -> None:
-        """Discards pending and accumulated gradients, as a load does."""
+        """Discards pending and accumulated gradients; a load does this."""
         with self.locks.exclusive():
             self.windows, self.pending_gradients = {}, NO_PENDING_GRADIENTS
             for group in self.built:
@@ -384,7 +384,7 @@ class Layout:
                     group.accumulation_buffer.drop()
 
     def in_flight(self) -> int:
-        """Returns the number of batches that are planned and whose update is not launched."""
+        """Returns the number of planned batches whose update has not been launched."""
         most = 0
         for group in self.built:
             most = max(most, group.in_flight())
@@ -394,7 +394,7 @@ class Layout:
         """Checks that no gradients are pending or accumulated; `what` names the operation that would lose them.
 
         Raises:
-            RuntimeError: there are such gradients.
+            RuntimeError: gradients are pending or accumulated.
         """
         if self.pending_gradients.backward_passes:
             raise RuntimeError(f"gradients are pending: call step() or zero_grad() of the optimizer before {what}")
@@ -410,7 +410,7 @@ class Layout:
         """Checks that no batch is in flight; `what` names the operation that requires it.
 
         Raises:
-            RuntimeError: a batch is planned and its update is not launched.
+            RuntimeError: the update of a planned batch has not been launched.
         """
         if self.in_flight():
             raise RuntimeError(

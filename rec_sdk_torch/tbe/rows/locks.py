@@ -1,4 +1,4 @@
-"""Locks of one embedding's tables, and completion of updates and loads that an interrupt broke off."""
+"""Locks of one embedding's tables, and the completion of updates and loads that an interrupt broke off."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..cache.device_cache import Group
 
 
 class ResumableWork(Protocol):
-    """Work that can be completed after an interrupt: `run` starts over and skips the parts that are done.
+    """Work that can be completed after an interrupt: another call of `run` skips the parts that are done.
 
     Attributes:
         started: whether `run` has changed anything.
@@ -28,7 +28,7 @@ class ResumableWork(Protocol):
 
 
 class PlanQueue(Protocol):
-    """The queue of batches that are planned ahead of their forward.
+    """A queue of batches that are planned ahead of their forwards.
 
     Attributes:
         idle: whether no batch is being planned.
@@ -42,7 +42,7 @@ class PlanQueue(Protocol):
 
 
 class Reader(Protocol):
-    """A forward whose backward pass needs the rows as they were read."""
+    """A forward whose backward pass needs the rows with the values that the forward read."""
 
     def keep_rows(self, groups: Sequence[Group]) -> None: ...
 
@@ -51,12 +51,12 @@ class Locks:
     """Locks that order the threads that use the tables of one embedding.
 
     Attributes:
-        planning: held while a batch is planned for all groups, and by calls during which no plan may be made.
+        planning: held while a batch is planned for all groups, and during calls in which no plan may be made.
         launch: held while a step launches work on the device. A thread that needs both takes `planning` first.
-        saving: held while a save is written. Not reentrant, since a thread other than its owner releases it.
+        saving: held while a save is written. Not reentrant, since another thread than the one that took it releases it.
         store: the folder of host stores on disk; None if they are in memory.
         unfinished: work that an interrupt broke off; None if there is none.
-        readers: forwards whose backward pass needs the rows as they were read, by `id()`.
+        readers: by `id()`, the forwards whose backward pass needs the rows with the values that the forward read.
     """
 
     def __init__(self) -> None:
@@ -65,13 +65,13 @@ class Locks:
         self.saving: Lock = threading.Lock()
         self.store: str | None = None
         self.unfinished: ResumableWork | None = None
-        self._running = threading.RLock()  # held while work runs: its own calls of `complete` must do nothing
+        self._running = threading.RLock()  # held while work runs, so that its own calls of `complete` do nothing
         self._ahead: weakref.ref[PlanQueue] | None = None
         self.readers: dict[int, weakref.ref[Reader]] = {}
         notify_of_forks(self)
 
     def register_queue(self, queue: PlanQueue) -> None:
-        """Registers the queue whose plans `without_pending_plans` drops; holds a weak reference."""
+        """Registers, by a weak reference, the queue whose plans `without_pending_plans` drops."""
         self._ahead = weakref.ref(queue)
 
     def after_fork(self, parent: int) -> None:
@@ -116,7 +116,7 @@ class Locks:
 
     @contextlib.contextmanager
     def without_pending_plans(self) -> Iterator[None]:
-        """Takes both locks, and drops the plans of batches whose forward has not started."""
+        """Holds both locks in a `with` block, after dropping the plans of batches whose forward has not started."""
         with calls, self.planning, self.launch:
             ahead = None if self._ahead is None else self._ahead()
             if ahead is not None:
@@ -133,10 +133,10 @@ class Locks:
     # ---- interrupts
 
     def complete(self) -> None:
-        """Completes work that an interrupt broke off. Every thread that takes `launch` must call this first.
+        """Completes work that an interrupt broke off. Every thread that has taken `launch` must call this first.
 
         Raises:
-            RuntimeError: the work cannot be completed; the message has the reason.
+            RuntimeError: the work cannot be completed; the message gives the reason.
         """
         if self.unfinished is None or self._running._is_owned():  # type: ignore[attr-defined]
             return
@@ -170,12 +170,12 @@ class Locks:
     # ---- rows that backward passes need
 
     def add_reader(self, reader: Reader) -> None:
-        """Registers a reader, which `keep_rows` notifies before its rows change. Requires the launch lock."""
+        """Registers a reader, which `keep_rows` notifies before the reader's rows change. Requires the launch lock."""
         self.readers = {key: ref for key, ref in self.readers.items() if ref() is not None}
         self.readers[id(reader)] = weakref.ref(reader)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
-        """Lets the readers copy their rows of these groups before they change. Requires the launch lock."""
+        """Lets the readers copy their rows of these groups before the rows change. Requires the launch lock."""
         for ref in self.readers.values():
             reader = ref()
             if reader is not None:

@@ -10,12 +10,12 @@ from .row_parts import part_view, read_records, write_parts
 
 
 def move_rows(old: Sequence[Group], new: Sequence[Group]) -> None:
-    """Copies all rows except for unchanged initial ones to new groups: weights, and states if the layouts are equal."""
+    """Copies all rows except unchanged initial ones to new groups: weights, and states if the layouts are equal."""
     targets = {member.config.name: (group, index) for group in new for index, member in enumerate(group.members)}
     for source in old:
         source.swap.settle()
         for table, member in enumerate(source.members):
-            source.before_change(table)  # a running save copies all rows: it cannot follow them to the new group
+            source.before_change(table)  # a running save copies all rows now: it cannot read the new group
             target, index = targets[member.config.name]
             same = source.layout == target.layout
             ids = source.engine.saves.ids_with_records(table)

@@ -1,4 +1,4 @@
-"""Edges of the autograd graph from lookups to table parameters: `backward(inputs=...)` selects tables by them."""
+"""Edges of the autograd graph from lookups to table parameters, by which `backward(inputs=...)` selects tables."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 will_execute = torch._C._will_engine_execute_node
-"""Function of a node: whether the running backward pass executes it; raises RuntimeError outside of a backward pass."""
+"""Returns whether the running backward pass executes a node; raises RuntimeError outside of a backward pass."""
 graph_task = torch._C._current_graph_task_id
-"""Function that returns the number of the running backward pass; -1 outside of one, and under compiled autograd."""
+"""Returns the number of the running backward pass; -1 outside of a backward pass, and under compiled autograd."""
 
 
 def _node_of(leaf: torch.Tensor) -> Any:
@@ -20,14 +20,14 @@ def _node_of(leaf: torch.Tensor) -> Any:
 
 
 class ParameterEdges:
-    """The table parameters as inputs of an embedding's lookups in the autograd graph.
+    """Edges of the autograd graph that make the table parameters inputs of an embedding's lookups.
 
     No gradient flows along these edges. They make torch run the backward pass of a lookup if `backward(inputs=...)`
     lists a parameter.
 
     Attributes:
-        private: the node of a leaf that users cannot list in `inputs=`: only a backward pass without `inputs` executes
-            it.
+        private: the node of a leaf that users cannot list in `inputs=`, so that only a backward pass without `inputs`
+            executes the node.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class ParameterEdges:
     def anchor(self, device: torch.device) -> torch.Tensor:
         """Creates the tensor that connects lookups to the private leaf and to all parameters.
 
-        It is an input of every lookup. All lookups share its node, which saves no tensors for its backward pass.
+        The tensor is an input of every lookup. All lookups share its node, which saves no tensor for the backward pass.
         """
         with torch.inference_mode(False), torch._C.DisableTorchFunctionSubclass():
             self._nodes = {table: _node_of(parameter) for table, parameter in self._parameters.items()}
@@ -51,7 +51,7 @@ class ParameterEdges:
             by_shape: dict[torch.Size, list[torch.Tensor]] = {}
             for parameter in self._parameters.values():
                 by_shape.setdefault(parameter.shape, []).append(parameter)
-            if len(by_shape) == 1:  # one node instead of several, which every backward pass executes
+            if len(by_shape) == 1:  # every backward pass executes these nodes: one node is faster than several
                 return torch.cat([leaf, *self._parameters.values()])
             return torch.cat([leaf, *(torch.cat(parameters).flatten() for parameters in by_shape.values())])
 
@@ -59,7 +59,7 @@ class ParameterEdges:
         """Returns the tables whose parameters are in `inputs=` of the running backward pass; None without `inputs`.
 
         Raises:
-            RuntimeError: `torch.autograd.grad` was called for the gradient of a table.
+            RuntimeError: `torch.autograd.grad` was called with a table's parameter among its inputs.
         """
         if graph_task() == -1 or will_execute(self.private):
             return None
@@ -68,7 +68,7 @@ class ParameterEdges:
             try:
                 if will_execute(node):
                     tables.add(table)
-            except RuntimeError:  # raised by torch for inputs of autograd.grad
+            except RuntimeError:  # torch raises this for inputs of autograd.grad
                 raise RuntimeError(
                     f"torch.autograd.grad cannot return the gradient of table {table!r}, whose parameter has no rows; "
                     "nothing was trained. Leave tables out of its inputs, or call backward(), which trains them "

@@ -18,10 +18,10 @@ class PinningBatch(Protocol):
 class PendingGradients(NamedTuple):
     """The gradients of all backward passes since the last `step()`.
 
-    Immutable, and replaced by one assignment, so that an interrupt cannot leave half of a backward pass in it.
+    The object is immutable. One assignment replaces it, so that an interrupt cannot add half of a backward pass.
 
     Attributes:
-        rows: rows with gradients of each group; None for a group without any.
+        rows: for each group, the rows with their gradients; None for a group without gradients.
         pinning_batches: batches whose plans keep these rows in the cache.
         backward_passes: number of backward passes.
         skipped_tables: tables whose gradient the user has set to None since the last backward pass.
@@ -37,11 +37,11 @@ class PendingGradients(NamedTuple):
     applied: Mapping[str, int] = {}
 
     def cleared(self, applied: bool) -> PendingGradients:
-        """Returns an object without gradients, after an update (`applied`) or after the gradients were dropped."""
+        """Returns an object without gradients; `applied`: whether they were applied by an update, or discarded."""
         return PendingGradients(applied=combine_checksums(self.applied, self.changes) if applied else self.applied)
 
     def applied_checksums(self) -> dict[str, dict[str, str]]:
-        """Returns the applied changes by table, in the form of the rank consistency check."""
+        """Returns the checksums of `applied` by table, in the form that the rank consistency check compares."""
         return {name: {"changes of its grad": f"checksum {number:08x}"} for name, number in self.applied.items()}
 
 
@@ -49,6 +49,6 @@ NO_PENDING_GRADIENTS = PendingGradients()
 
 
 def combine_checksums(before: Mapping[str, int], changes: Mapping[str, int]) -> Mapping[str, int]:
-    """Returns checksums by table name, extended by those in `changes`; 0 is no change."""
+    """Extends the checksums of earlier changes by the ones in `changes`, by table name; 0 means no change."""
     extended = {name: zlib.crc32(number.to_bytes(4), before.get(name, 0)) for name, number in changes.items() if number}
     return {**before, **extended}

@@ -1,4 +1,4 @@
-"""Replaces the contents of all tables by a save; after an exception the tables are unchanged."""
+"""Replaces the contents of all tables by the contents of a save."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SavedRows(Chunk):
 
 @dataclass(frozen=True, eq=False)
 class LifecycleState:
-    """The admission and eviction state of a table, apart from its rows.
+    """The state of a table's admission and eviction that is not part of its rows.
 
     Attributes:
         clocks: the table's clocks; see `TableView.clocks`.
@@ -61,11 +61,12 @@ class TableSource:
 
     Attributes:
         view: the table.
-        layers: returns the changes from an empty table, in order: rows to write and ids to remove. May be called again.
-        window: returns accumulated gradients: ids and float32 `[n, 2 * D]`.
+        layers: returns the steps that build the table from an empty one: rows to write and ids to remove, in order. It
+            may be called again.
+        window: returns accumulated gradients in chunks: ids, and float32 `[n, 2 * D]`.
         lifecycle: state of admission and eviction; None for a table that keeps every id.
         rows: the approximate number of ids, to reserve memory.
-        evicted: returns evicted rows that the user has not taken.
+        evicted: returns the evicted rows in the save, which no `take_evicted` has returned yet.
     """
 
     view: TableView
@@ -77,7 +78,7 @@ class TableSource:
 
     @property
     def clocks(self) -> Mapping[str, int]:
-        """The clocks after the load, which are also the initial values of row columns that the save does not have."""
+        """The clocks after the load, which also provide the initial values of row columns that the save lacks."""
         return INITIAL_CLOCKS if self.lifecycle is None else self.lifecycle.clocks
 
 
@@ -85,8 +86,8 @@ class Replacement:
     """Replacement of all tables of an embedding by the contents of a save.
 
     `prepare` reads the contents into new engines and may fail; `run`, called by `Locks.run_resumable`, switches to
-    them. If memory is too small for the old and the new rows together, `prepare` empties the tables first; they stay
-    empty if it fails.
+    them. After an exception the tables are unchanged, unless `keep_old` is False: then `prepare` first
+    empties the tables, because memory is too small for the old and the new rows, and they stay empty if it fails.
 
     Attributes:
         rounded: names of tables whose weights the cache's data type has rounded; set by `prepare`.
@@ -109,7 +110,7 @@ class Replacement:
             sources: the new contents of all tables.
             optimizers: optimizers with their new number of steps and their new options.
             windows: backward passes so far, by length of the accumulation window.
-            keep_old: whether the old rows are kept until `run`, so that memory must hold both.
+            keep_old: whether the old rows are kept until `run`, so that memory must hold both the old and the new rows.
         """
         self._layout = layout
         self._sources = sources
@@ -123,7 +124,7 @@ class Replacement:
         self.started = False
 
     def prepare(self) -> None:
-        """Reads all rows. No other thread may plan, read or update from this call until `run` has returned."""
+        """Reads the save's rows. No other thread may plan, read or update from this call until `run` has returned."""
         groups = self._layout.groups
         try:
             if not self._keep_old:
@@ -144,7 +145,7 @@ class Replacement:
             raise
 
     def drop(self) -> None:
-        """Discards what `prepare` has read."""
+        """Discards the new rows that `prepare` has read."""
         self._new, self._evicted = [], {}
         if self._emptied:
             self._empty()
@@ -183,14 +184,14 @@ def _is_rounded(config: TableConfig, weights: torch.Tensor) -> bool:
 
 
 def _copy_table(source: TableSource, group: Group, engine: _engine.Engine, table: int) -> bool:
-    """Fills an empty table of `engine` with the contents of `source`; no row gets cached.
+    """Fills an empty table of `engine` with the contents of `source`; no row is copied to the cache.
 
     Returns:
         Whether the cache's data type has rounded weights.
     """
     rounded = False
     indices, name = source.view.part_indices(None), source.view.config.name
-    # The clocks are set before the rows: rows without columns get their values from the clocks.
+    # The clocks are set before the rows, since they provide the values of columns that rows lack.
     engine.lifecycle.set_clock(table, *map(source.clocks.__getitem__, CLOCKS))
     engine.saves.reserve_ids(table, source.rows)
     for layer in source.layers():

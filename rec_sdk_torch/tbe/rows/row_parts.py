@@ -1,4 +1,4 @@
-"""Reads and writes parts of rows, the weight and optimizer states, across cache and host store.
+"""Reads and writes the parts of rows (weight and optimizer states), whether the rows are in the cache or not.
 
 A part has an index: -1 is the weight, i >= 0 is state i.
 """
@@ -35,12 +35,12 @@ class Chunk:
 
 
 def as_stored(config: TableConfig, parts: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Converts the weight among parts of rows from the cache's data type to the table's."""
+    """Converts the weight in `parts`, if there is one, from the cache's data type to the table's."""
     return {name: part.to(config.weight_dtype) if name == WEIGHT else part for name, part in parts.items()}
 
 
 def read_parts(group: Group, table: int, ids: Int64Array, indices: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Reads parts of the rows of `ids`, with initial values for unknown ids.
+    """Reads parts of the rows of `ids`; unknown ids have initial values.
 
     Args:
         group: the group of the table.
@@ -49,7 +49,7 @@ def read_parts(group: Group, table: int, ids: Int64Array, indices: Mapping[str, 
         indices: the indices of the parts, by name.
 
     Returns:
-        Copies on the host, by name, `[n, ...]`, in the data types of the cache.
+        Copies on the host, by name of the part, `[n, ...]`, in the data types of the cache.
     """
     result: dict[str, list[torch.Tensor]] = {name: [] for name in indices}
     for begin in range(0, len(ids), group.chunk):
@@ -60,7 +60,7 @@ def read_parts(group: Group, table: int, ids: Int64Array, indices: Mapping[str, 
 
 
 def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, torch.Tensor]) -> None:
-    """Writes parts, by index, of the rows of `ids`, all of which the table must contain; other parts stay."""
+    """Writes parts, by index, of the rows of `ids`, all of which the table must contain. Other parts do not change."""
     for begin in range(0, len(ids), group.chunk):
         chunk = slice(begin, begin + group.chunk)
         rows, slots = group.engine.tables.find_rows(table, ids[chunk])
@@ -86,14 +86,14 @@ def insert_owned_ids(group: Group, table: int) -> None:
 
 
 def part_view(group: Group, index: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Returns a function of records `[n, bytes]` that returns a view of the part `index`."""
+    """Returns a function that takes records `[n, bytes]` and returns a view of their part `index`."""
     if index < 0:
         return group.layout.weight
     return lambda records: group.layout.state(records, index)
 
 
 def part_bytes(group: Group, index: int, values: torch.Tensor) -> tuple[np.ndarray, int]:
-    """Converts values of the part `index` to bytes of records, uint8 `[n, bytes]`; returns their offset too."""
+    """Converts values of the part `index` to bytes, uint8 `[n, bytes]`; also returns their offset in a record."""
     layout = group.layout
     dtype, begin = (layout.weight_dtype, 0) if index < 0 else (layout.state_dtype(index), layout.state_offset(index))
     return values.to(dtype).contiguous().view(torch.uint8).numpy(), begin

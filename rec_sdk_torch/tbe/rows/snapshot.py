@@ -18,19 +18,19 @@ from .row_parts import as_stored
 from .table_view import TableView
 
 RawRows: TypeAlias = tuple[Int64Array, np.ndarray, np.ndarray, dict[str, np.ndarray]]
-"""(ids, slots, records, columns) of rows from the engine. The slot of a row outside the cache is -1, and only such rows
-have their record filled in."""
+"""(ids, slots, records, columns) of rows from the engine. The slot of a row outside the cache is -1. The
+engine fills in only the records of such rows."""
 
 CHUNK_BYTES = 256 << 10
-"""Bytes of records that are read at once. Training waits for one such read, so that it is small."""
+"""Bytes of records that are read at once. The number is small because training waits during one such read."""
 
 MAX_EMPTY_PASSES = 50
-"""Passes that find no readable row, a millisecond each, before the remaining rows are reached by settling all plans."""
+"""Passes without a readable row, one per millisecond, after which all plans are settled to make the rest readable."""
 
 
 @dataclass(frozen=True, eq=False)
 class SnapshotRows:
-    """Rows as they were when the snapshot was made.
+    """Rows with the values that they had when the snapshot was made.
 
     Attributes:
         ids: int64 `[n]`.
@@ -90,7 +90,7 @@ class CopyOnWriteBuffer:
             self.spilled_bytes += rows.nbytes
 
     def take(self, copies: TableCopies) -> Iterator[SnapshotRows]:
-        """Yields and removes the copies of a table, to which nothing may be added any more."""
+        """Yields and removes all copies of a table. From this call on, nothing may be added to them."""
         if copies.file is not None:
             copies.file.seek(0)
             for names in copies.spilled:
@@ -99,7 +99,7 @@ class CopyOnWriteBuffer:
         yield from self.take_memory(copies)
 
     def take_memory(self, copies: TableCopies) -> Iterator[SnapshotRows]:
-        """Yields and removes the copies of a table that are in memory, to free it for others."""
+        """Yields and removes the copies of a table that are in memory, which frees memory for other copies."""
         while copies.memory:
             with self._lock:
                 rows = copies.memory.pop(0)
@@ -126,20 +126,20 @@ class TableCopies:
 
 
 class Snapshot:
-    """A consistent view of all or some rows of a table, as of its construction, while training continues.
+    """A consistent view of all or some rows of a table, at the time of its construction, while training continues.
 
     Before a row changes, `before_update`, `before_change` and similar calls copy it. The constructor requires that no
     other thread plans, reads or updates. A table can have one snapshot at a time; call `close` at the end.
 
     Attributes:
         count: number of rows in the snapshot.
-        size: rows that are read at once.
+        size: number of rows that are read at once.
     """
 
     def __init__(
         self, view: TableView, buffer: CopyOnWriteBuffer, ids: Int64Array | None = None, since: int | None = None
     ) -> None:
-        """Opens the snapshot.
+        """Starts the snapshot.
 
         Args:
             view: the table.
@@ -148,11 +148,11 @@ class Snapshot:
             since: selects the rows that changed after this version, instead of `ids`.
 
         Raises:
-            RuntimeError: the table has a snapshot already.
+            RuntimeError: the table already has a snapshot.
         """
         group, table = view.locate()
         self._locks, self._group, self._table, self._buffer, self._ids = view.layout.locks, group, table, buffer, ids
-        self._names = list(view.parts())  # stored now: a later optimizer would have other states
+        self._names = list(view.parts())  # stored now, since an optimizer that is set later has other states
         self._copies = TableCopies()
         self.size = max(1, CHUNK_BYTES // group.layout.bytes)
         self._cursor = 0
@@ -210,7 +210,7 @@ class Snapshot:
     def _take_rest(self) -> RawRows:
         taken, self._cursor = self._group.engine.saves.take_next(self._table, self._cursor, self.size)
         if self._cursor < 0 and self._group.engine.saves.snapshot_pending(self._table):
-            # With a settled swap no row is on the move: rows that this pass has missed are lost.
+            # In a settled swap every row is readable, so rows that this pass has missed are lost.
             raise RuntimeError("rows were evicted that the save had not copied")
         return taken
 
@@ -222,7 +222,7 @@ class Snapshot:
             if len(rows.ids):
                 self._buffer.put(self._copies, rows)
         except BaseException as error:
-            # Only the save fails. Training continues, and the remaining rows may change.
+            # Only the save fails: training continues and may change the remaining rows.
             self._error = error
             self._group.engine.saves.close_snapshot(self._table)
             if not isinstance(error, Exception):
@@ -248,17 +248,17 @@ class Snapshot:
             if len(rows.ids):
                 empty_passes = 0
                 yield rows
-            elif cursor == 0:  # the remaining rows are in swaps of unapplied plans: wait until training applies them
+            elif cursor == 0:  # the remaining rows become readable when training applies pending plans
                 empty_passes += 1
                 time.sleep(0.001)
-            if empty_passes > MAX_EMPTY_PASSES:  # no thread is applying these plans
+            if empty_passes > MAX_EMPTY_PASSES:  # no thread seems to be applying these plans
                 with self._locks.exclusive():
                     self._group.swap.settle()
                     self.before_all_change()
         yield from self._buffer.take(self._copies)
 
     def _take_from(self, cursor: int) -> tuple[RawRows, int]:
-        """Returns some rows and the next cursor, which is 0 again at the end."""
+        """Returns the next rows after `cursor`, and the next cursor, which is 0 after the last rows."""
         if self._ids is None:
             taken, cursor = self._group.engine.saves.take_next(self._table, cursor, self.size)
             return taken, max(cursor, 0)

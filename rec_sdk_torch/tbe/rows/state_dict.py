@@ -21,7 +21,7 @@ class TablesModule(NotScripted, torch.nn.Module):
     """Base of modules with tables. A state dict is a consistent copy; a strict load changes all tables or none."""
 
     _FORCE_STATE_DICT_LOAD = True
-    """Makes DistributedModelParallel call `load_state_dict`, which raises errors; else it ignores `error_msgs`."""
+    """Makes DistributedModelParallel call `load_state_dict`, which raises errors; it ignores `error_msgs` otherwise."""
     _strict = False
     """Whether the current load is strict, which torch does not pass to submodules."""
 
@@ -79,18 +79,18 @@ def save_table(layout: Layout, name: str, destination: dict[str, Any], prefix: s
 
 
 def _count(rows: object) -> int | None:
-    """Returns the number of rows of a valid tensor; None for anything else."""
+    """Returns the number of rows if `rows` is a valid tensor with rows; None for anything else."""
     has_rows = isinstance(rows, torch.Tensor) and tensor_problem(rows) is None and rows.dim() > 0
     return len(rows) if has_rows else None  # type: ignore[arg-type]
 
 
 def row_numbers(rows: object) -> torch.Tensor:
-    """Returns the row numbers of a tensor, int64 from 0; an empty tensor for anything but a valid tensor."""
+    """Returns the row numbers 0, 1, 2, ... of a tensor, int64; an empty tensor if `rows` is not a valid tensor."""
     return torch.arange(_count(rows) or 0, dtype=torch.int64, device="cpu")
 
 
 def cut_to_table(content: TableWrite) -> TableWrite:
-    """Cuts the contents of an index table with another `num_embeddings` to the rows of this one, with a warning."""
+    """Cuts contents for another `num_embeddings` to the rows that the index table has, with a warning."""
     config, parts = content.view.config, content.parts
     counts = {_count(part) for part in parts.values()}
     count = counts.pop()
@@ -113,7 +113,7 @@ def warn_of_rows(table: str, loaded: int, rows: int, rest: str = "stay as they a
     """Warns that a table is loaded from a table with another number of rows.
 
     Args:
-        table: its name.
+        table: the name of the table.
         loaded: rows in the state dict or save.
         rows: rows of the table in the model.
         rest: ends the sentence "the others ..." about rows of the model's table that are not loaded.
@@ -136,18 +136,18 @@ def load_tables(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """Replaces the rows of tables by a state dict: all tables, or none if there is an error.
+    """Replaces the rows of all tables by the rows of a state dict; if there is an error, of none.
 
-    Rows whose ids are kept keep their optimizer states. Accumulated and pending gradients are discarded.
+    Ids that a table already contains keep their optimizer states. Accumulated and pending gradients are discarded.
 
     Args:
         layout: the layout of the tables.
         state_dict: for each table prefix, the key `weight`, and for a hash table `ids`; missing ids are 0, 1, 2, ...
         prefix: the prefix of all keys of these tables.
         prefixes: the prefix of each table, by name.
-        strict: whether missing or unexpected keys prevent the load. The lists below are then empty at first, except for
-            errors of the module that has the tables.
-        missing_keys, unexpected_keys, error_msgs: lists that errors are appended to, each key once.
+        strict: whether missing or unexpected keys prevent the load. In this case the caller passes empty lists, except
+            for errors of the module that has the tables.
+        missing_keys, unexpected_keys, error_msgs: lists to which errors are appended, each key once.
     """
     contents = []
     wanted: set[str] = set()

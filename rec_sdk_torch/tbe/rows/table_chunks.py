@@ -1,4 +1,4 @@
-"""Reads of whole tables for saves, in chunks of bounded memory: ids, changes since a version, accumulated gradients."""
+"""Reads whole tables for saves, in chunks of bounded size: ids, changes since a version, and accumulated gradients."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ CHUNK_BYTES = 2 << 20
 
 
 READ_BYTES = 256 << 10
-"""Bytes of records per chunk of ids: small enough to stay in a core's cache, and to reuse freed memory."""
+"""Bytes of records per chunk of ids: so few that a chunk stays in a core's cache and reuses freed memory."""
 
 
 def start_versions(layout: Layout) -> list[int]:
     """Begins a new version in each group and returns the numbers of the former versions.
 
-    They are arguments of `changed` and `forget_changes`; updates of batches in flight belong to the new versions.
+    `changed` and `forget_changes` take these numbers. Updates of batches in flight belong to the new versions.
     """
     return [group.engine.saves.next_version() for group in layout.groups]
 
 
 def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
-    """Discards the records of changes and removals up to these versions, one of each group."""
+    """Discards the records of changes and removals up to the versions in `upto`, which has one for each group."""
     for group, version in zip(layout.groups, upto, strict=True):
         for table, member in enumerate(group.members):
             if member.config.track_changes:
@@ -39,11 +39,11 @@ def forget_changes(layout: Layout, upto: Sequence[int]) -> None:
 class SaveView(LifecycleView):
     """The part of a table view that saves read.
 
-    The caller must hold `exclusive()` during each call, and while it reads an iterator.
+    The caller must hold `exclusive()` during each call, and while it iterates over a result.
     """
 
     def chunk_rows(self, most: int = 0) -> int:
-        """Returns the number of rows in a chunk of at most `most` bytes, at least 1; 0 means `CHUNK_BYTES`."""
+        """Returns the number of rows (at least 1) in a chunk of at most `most` bytes; 0 bytes mean `CHUNK_BYTES`."""
         return max(1, (most or CHUNK_BYTES) // self.locate()[0].layout.bytes)
 
     def id_chunks(self) -> Iterator[Int64Array]:
@@ -61,7 +61,7 @@ class SaveView(LifecycleView):
                 yield ids[begin : begin + rows]
 
     def has_changes_since(self, since: int) -> bool:
-        """Returns whether all changes since a version are recorded; they are not after a load replaced all rows."""
+        """Returns whether all changes since a version are recorded; a load that replaces all rows is not recorded."""
         group, table = self.locate()
         return group.engine.saves.removed_ids(table, since)[1]
 
@@ -75,7 +75,7 @@ class SaveView(LifecycleView):
         return group.engine.saves.removed_ids(table, since)[0]
 
     def changed(self, since: int) -> tuple[Int64Array, Int64Array]:
-        """Returns ids of rows that changed after a version, and ids that were removed, even if they were added again.
+        """Returns ids of rows that changed after a version, and ids that were removed, even if added again later.
 
         A removed row of an index table counts as changed, since it has its initial value again.
 
@@ -94,7 +94,7 @@ class SaveView(LifecycleView):
         return cached_rows(*self.locate())
 
     def warm_hottest(self, ids: Int64Array, heats: Heats) -> int:
-        """Copies rows to free slots of the device cache; `TableView.warm` without its checks."""
+        """Copies rows to free slots of the device cache, like `TableView.warm`, but without checks."""
         return warm_rows(*self.locate(), ids, heats)
 
     # ---- accumulated gradients

@@ -1,4 +1,4 @@
-"""The part of a table view for the lifecycle of ids: row columns, candidates, sketch, clocks and eviction."""
+"""The part of a table view that handles the lifecycle of ids: row columns, candidates, sketch, clocks, eviction."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LifecycleView:
     config: TableConfig
 
     def locate(self) -> tuple[Group, int]:
-        """Settles the swap of the table's group; returns the group and the table's index in it."""
+        """Settles the swap of the table's group; returns the group, and the table's index in the group."""
         group, table = self.layout.find_table(self.config.name)
         group.swap.settle()
         return group, table
@@ -60,7 +60,7 @@ class LifecycleView:
         return {name: torch.from_numpy(values) for name, values in columns.items()}
 
     def write_row_columns(self, ids: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> None:
-        """Writes columns of rows; other columns stay. See `row_columns`.
+        """Writes columns of rows; other columns do not change. See `row_columns`.
 
         Args:
             ids: int64 `[n]`, all of which must have rows.
@@ -68,7 +68,7 @@ class LifecycleView:
 
         Raises:
             KeyError: an id has no row, or the table keeps no such column; nothing was written.
-            ValueError: a column of another length than `ids`, or a value out of range.
+            ValueError: the length of a column differs from the length of `ids`, or a value is out of range.
             TypeError: values of the wrong type.
         """
         arrays = columns_to_host(self.config.name, columns)
@@ -79,7 +79,7 @@ class LifecycleView:
             group.engine.lifecycle.write_columns(table, rows, arrays)
 
     def candidates(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns the candidates: ids that were looked up and are not admitted yet, with their counts.
+        """Returns the candidates, which are ids that were looked up but are not admitted yet, with their counts.
 
         Returns:
             Ids, int64 `[n]`, ascending; and columns by name, int64 `[n]`: `count`, `last_use`, and `clicks` and
@@ -95,8 +95,8 @@ class LifecycleView:
 
         Args:
             ids: int64 `[n]`, distinct ids without rows.
-            columns: columns by name, `[n]`; see `candidates`. Defaults: the table's clocks for `last_use` and
-                `timestamp`, 0 for `clicks`.
+            columns: columns by name, `[n]`; see `candidates`. Missing columns have defaults: the
+                table's clocks for `last_use` and `timestamp`, 0 for `clicks`.
 
         Raises:
             KeyError, ValueError: invalid columns, duplicate ids, ids that have rows, or a table that admits every id;
@@ -121,7 +121,7 @@ class LifecycleView:
             return torch.from_numpy(group.engine.lifecycle.sketch(table))
 
     def set_sketch(self, states: Sequence[torch.Tensor]) -> None:
-        """Replaces the table's sketch by one whose counts are at least the counts of other sketches.
+        """Replaces the table's sketch by one in which each count is at least as large as in the sketches `states`.
 
         Args:
             states: results of `sketch`, uint8 `[n]` each. The sketches may have other sizes and depths. If there are
@@ -158,12 +158,12 @@ class LifecycleView:
             return dict(zip(CLOCKS, group.engine.lifecycle.clock(table), strict=True))
 
     def set_clocks(self, clocks: Mapping[str, int]) -> None:
-        """Sets clocks by name; other clocks stay.
+        """Sets clocks by name; other clocks do not change.
 
-        Later timestamps of rows and candidates are lowered to the clock `timestamp` at the next eviction.
+        If rows or candidates have later timestamps, the next eviction lowers them to the clock `timestamp`.
 
         Raises:
-            KeyError: a name of no clock.
+            KeyError: there is no clock of a given name.
             ValueError: a value that is not an int, or is out of range.
         """
         unknown = sorted(set(clocks) - set(CLOCKS))
@@ -195,12 +195,12 @@ class LifecycleView:
     def copy_shard_lifecycle(
         self, old: LifecycleView, ids: torch.Tensor, owned: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """Copies columns of rows, the candidates that this shard owns, clocks and the sketch from an unsharded table.
+        """Copies row columns, clocks, the sketch, and the candidates that this shard owns from an unsharded table.
 
         Args:
             old: the view of the unsharded table.
             ids: ids of the rows of this shard.
-            owned: returns which of some ids, int64 `[n]`, this shard owns, bool `[n]`.
+            owned: a function of ids, int64 `[n]`, that returns for each id whether this shard owns it, bool `[n]`.
         """
         self.write_row_columns(ids, old.row_columns(ids))
         self.set_clocks(old.clocks())
@@ -214,7 +214,7 @@ class LifecycleView:
     # ---- evicted rows
 
     def take_evicted(self, at_most: int | None = None) -> EvictedRows:
-        """Returns evicted rows and removes them from the table's buffer, oldest first.
+        """Returns evicted rows, the oldest first, and removes them from the table's buffer.
 
         A table keeps evicted rows if its `TableLifecycle` has `keep_evicted`.
 
@@ -234,7 +234,7 @@ class LifecycleView:
                 f"table {self.config.name!r} keeps no evicted rows: set keep_evicted=True in its "
                 "AdmitAndEvictConfig (TableLifecycle)"
             )
-        # Interrupted work is not completed first: it may fail for lack of memory, which this call can free.
+        # Interrupted work is not completed first: it may fail for lack of memory, and this call can free memory.
         with calls, self.layout.locks.launch:
             taken = self.row_schema().concatenate(buffer.first_rows(number))
             buffer.drop_first(len(taken))
@@ -244,7 +244,7 @@ class LifecycleView:
         """Returns the rows that `take_evicted` would return, without removing them. The caller holds `exclusive()`.
 
         Args:
-            after: only rows of evictions with a larger serial number.
+            after: only rows of evictions with a larger serial number are returned.
         """
         buffer = self.layout.evicted.get(self.config.name)
         if buffer is None or not buffer.chunks:

@@ -109,8 +109,8 @@ class TableView(SaveView):
 
         Args:
             parts: names of the parts to read; None for all.
-            kept: skips rows that still have their initial values.
-            since: only rows that changed after `version` returned this number; a few earlier changes may be included.
+            kept: whether rows that still have their initial values are skipped.
+            since: a result of `version`: only rows that changed later are read, and perhaps a few that changed earlier.
 
         Raises:
             ValueError: `since` for a table without `track_changes`.
@@ -148,7 +148,7 @@ class TableView(SaveView):
         return known if parts is None else {name: known[name] for name in parts}
 
     def write(self, ids: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
-        """Writes parts of the rows of `ids`; their other parts stay. A hash table adds unknown ids.
+        """Writes parts of the rows of `ids`; other parts do not change. A hash table adds unknown ids.
 
         After an exception the table is unchanged.
 
@@ -164,7 +164,7 @@ class TableView(SaveView):
         load(self.layout, [TableWrite(self, ids, parts)])
 
     def add(self, ids: torch.Tensor, change: torch.Tensor) -> None:
-        """Adds `change`, `[n, D]`, to the weights of the rows of `ids`, int64 `[n]`; rounds 16-bit weights once.
+        """Adds `change`, `[n, D]`, to the weights of the rows of `ids`, int64 `[n]`; 16-bit sums are rounded once.
 
         Raises:
             KeyError: an id has no row; nothing was changed.
@@ -197,16 +197,16 @@ class TableView(SaveView):
     def put_back(self, rows: EvictedRows, *, overwrite: bool = True) -> int:
         """Writes evicted rows back to the table; returns how many rows were written.
 
-        Weights, states and columns are restored. For an id with several rows, the one evicted last is used. States or
-        columns that `rows` lack get the values of a new row, or stay for an id that has a row.
+        Weights, states and columns are restored. For an id with several rows, the row that was evicted last is used.
+        States and columns that `rows` lack get the values of a new row, or do not change if the id has a row.
 
         Args:
-            rows: rows from `take_evicted`, all or some.
+            rows: all or some of the rows that `take_evicted` returned.
             overwrite: whether ids that have a row again get the evicted row; else these ids are skipped.
 
         Raises:
             CapacityError, MemoryError: the rows do not fit. Nothing was changed, as after every exception.
-            ValueError, TypeError: states or columns that the table does not keep, or shapes that do not match.
+            ValueError, TypeError: states or columns that the table does not have, or shapes that do not match.
         """
         check_evicted_rows(self.config.name, rows)
         chosen = rows.latest()
@@ -239,9 +239,11 @@ class TableView(SaveView):
 
         Args:
             old: the view of the unsharded table.
-            owned: returns which of some ids, int64 `[n]`, this shard owns, bool `[n]`.
+            owned: a function of ids, int64 `[n]`, that returns for each id whether this shard owns it, bool `[n]`.
         """
-        for chunk in old.chunks(kept=old.config.lifecycle is None):  # rules need unchanged initial rows too
+        for chunk in old.chunks(
+            kept=old.config.lifecycle is None
+        ):  # rules also need rows that still have their initial values
             mask = owned(chunk.ids)
             self.write(chunk.ids[mask], {name: part[mask] for name, part in chunk.parts.items()})
         if old.config.lifecycle is not None:
@@ -260,8 +262,8 @@ class TableView(SaveView):
 
         Args:
             ids: int64 `[n]`, hottest first.
-            heats: decayed number of batches that used each row, float `[n]`, for cache policies that count; None: as if
-                only the latest batch had used each row.
+            heats: decayed number of batches that used each row, float `[n]`, for cache policies that count batches.
+                None: as if only the latest batch had used each row.
 
         Raises:
             IndexError: an index table has no such row.
@@ -300,13 +302,13 @@ class TableView(SaveView):
 
 @dataclass(frozen=True, eq=False)
 class TableWrite:
-    """A write of rows to a table, for `load`.
+    """Rows to be written to a table by `load`.
 
     Attributes:
         view: the table.
         ids: int64 `[n]`, distinct; None for all rows of an index table.
         parts: new values by name, `[n, ...]`.
-        replace_all: whether all other ids are removed.
+        replace_all: whether all ids that are not in `ids` are removed.
         initial: parts, by name, that are set to one number in all other rows.
         columns: new columns of the rows by name, `[n]`; see `TableView.row_columns`.
     """
@@ -339,7 +341,7 @@ class TableWrite:
 
 
 class _WriteTables:
-    """Writes to several tables, as resumable work: all are made or, after an exception, none."""
+    """Writes to several tables, as resumable work: either all are made or, after an exception, none is."""
 
     def __init__(
         self,
@@ -427,7 +429,7 @@ def load(
 
 
 def fill_tables(layout: Layout) -> None:
-    """Fills new index tables that have an `init_fn`. Hash tables call it when an id gets its row."""
+    """Fills new index tables that have an `init_fn`. A hash table calls its `init_fn` when an id gets a row."""
     for table in layout.tables:
         if table.init_fn is not None and not table.hashed:
             rows = draw_initial_weights(table, table.num_embeddings)
@@ -442,7 +444,7 @@ def _ids_to_write(content: TableWrite) -> Int64Array:
 
 @dataclass(frozen=True, eq=False)
 class _PreservedRows:
-    """Parts and columns of the rows that a write keeps, and the table's candidates and sketch."""
+    """The parts and columns of the rows that a write preserves, and the table's candidates and sketch."""
 
     parts: dict[str, torch.Tensor]
     columns: dict[str, np.ndarray]
@@ -451,7 +453,7 @@ class _PreservedRows:
 
 
 def _preserved_rows(content: TableWrite) -> _PreservedRows | None:
-    """Reads what must be kept when other rows are removed; None if no rows are removed.
+    """Reads what the table must keep when the write removes rows; returns None if it removes none.
 
     Raises:
         RuntimeError: batches in flight use rows of the table.
@@ -478,7 +480,7 @@ def _write(content: TableWrite, preserved: _PreservedRows | None) -> None:
     ids = _ids_to_write(content)
     group.before_change(table, None if content.replace_all or content.initial else ids)
     parts = {**(preserved.parts if preserved else {}), **content.parts}
-    if preserved is not None:  # clear and insert again, so that the rows have the order of the saved ids
+    if preserved is not None:  # cleared and filled again, so that the rows are in the order of `ids`
         group.engine.tables.clear(table)
         rows, _ = group.engine.tables.insert(table, ids)
         group.engine.lifecycle.write_columns(table, rows, preserved.columns)

@@ -34,11 +34,11 @@ def tensor_problem(values: object) -> str | None:
 
 
 def to_host(values: torch.Tensor) -> torch.Tensor:
-    """Returns a plain tensor in host memory, without a copy if possible; raises now if its values cannot be read."""
+    """Returns a plain tensor in host memory, without a copy if possible; raises at once if values cannot be read."""
     result = values.detach().cpu()
-    if type(result) is not torch.Tensor:  # reading a subclass may call any code: copy it to a plain tensor
+    if type(result) is not torch.Tensor:  # copied to a plain tensor, since reading a subclass may run any code
         result = torch.empty(result.shape, dtype=result.dtype, device="cpu").copy_(result)
-    # A test conversion of one row: errors must come before the table is changed.
+    # Converts one row as a test, so that errors occur before the table is changed.
     torch.empty(result[:1].shape, dtype=torch.float32, device="cpu").copy_(result[:1])
     return result
 
@@ -106,7 +106,7 @@ def heats_to_host(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> 
     """Returns the heat of each id as a NumPy array, float32 `[n]`; None: `LATEST` for each.
 
     Raises:
-        ValueError: the shape differs from the shape of `ids`, or a number is negative or not finite.
+        ValueError: the shapes of heats and ids differ, or a heat is negative or not finite.
     """
     if heats is None:
         return np.full(ids.shape, LATEST, np.float32)
@@ -114,7 +114,7 @@ def heats_to_host(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> 
     if problem is None and heats.shape != ids.shape:
         problem = f"have the shape {tuple(heats.shape)}, expected {tuple(ids.shape)}"
     if problem is None and heats.numel():
-        least, most = heats.detach().aminmax()  # both are NaN if a number is, and the comparison fails
+        least, most = heats.detach().aminmax()  # if a heat is NaN, both are NaN and the comparison fails
         if not (least >= 0 and most < torch.inf):
             problem = "are not all finite numbers of at least 0"
     if problem is not None:
@@ -158,7 +158,7 @@ def columns_to_host(table: str, columns: Mapping[str, torch.Tensor]) -> dict[str
     """Returns columns of rows or of candidates as NumPy arrays.
 
     Raises:
-        TypeError: a `score` that is not floating point, or another column that is not of integers.
+        TypeError: the column `score` is not floating point, or another column does not have integers.
         ValueError: a score that is not finite.
     """
     arrays = {}
