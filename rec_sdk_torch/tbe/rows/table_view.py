@@ -241,9 +241,8 @@ class TableView(SaveView):
             old: the view of the unsharded table.
             owned: a function of ids, int64 `[n]`, that returns for each id whether this shard owns it, bool `[n]`.
         """
-        for chunk in old.chunks(
-            kept=old.config.lifecycle is None
-        ):  # rules also need rows that still have their initial values
+        # With rules, rows that still have their initial values are copied too.
+        for chunk in old.chunks(kept=old.config.lifecycle is None):
             mask = owned(chunk.ids)
             self.write(chunk.ids[mask], {name: part[mask] for name, part in chunk.parts.items()})
         if old.config.lifecycle is not None:

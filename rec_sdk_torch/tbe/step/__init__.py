@@ -1,1 +1,1 @@
-"""Training steps of one embedding: lookups, updates, prefetching, checks of gradients, statistics."""
+"""Training steps of one embedding: lookups, updates, prefetching, gradient checks and statistics."""

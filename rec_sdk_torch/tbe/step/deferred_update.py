@@ -1,4 +1,4 @@
-"""Training with `update="step"`: backward passes add to pending gradients, which `step()` of the optimizer applies."""
+"""Training with `update="step"`: backward passes add to pending gradients; `step()` of the optimizer applies them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .step import Step
 from .table_update import Grads, TableUpdate
 
 _SET_TO_NONE = 1
-"""The checksum that stands for a gradient that was set to None."""
+"""The checksum that represents a gradient that was set to None."""
 
 
 class DeferredStep(Step):
-    """A training batch with any number of backward passes. Its rows stay pinned until `step()` updates them."""
+    """A training batch with any number of backward passes. The batch's rows stay pinned until `step()` updates them."""
 
     many_backwards = True
 
@@ -55,11 +55,11 @@ class DeferredStep(Step):
         reading = readers.get(id(self))
         result = super()._update(grads, row_grads, weights, needs_grad)
         if reading is not None:
-            readers[id(self)] = reading  # a later backward pass needs the rows as they are now
+            readers[id(self)] = reading  # a later backward pass needs the present values of the rows
         return result
 
     def _make_calls(self, row_grads: Grads | None, weights: Sequence[torch.Tensor | None]) -> None:
-        """Adds the gradients of all groups to the pending gradients; of none if an interrupt comes."""
+        """Adds the gradients of all groups to the pending gradients; after an interrupt, of no group."""
         assert row_grads is not None, "with update='step' nothing skips an update before step()"
         layout = self._layout
         pending = _without_skipped_tables(layout)
@@ -77,18 +77,18 @@ class DeferredStep(Step):
 
 
 class DeferredUpdate(TableUpdate):
-    """The update of `step()`: it applies the pending gradients, and ends the training step."""
+    """The update of `step()`, which applies the pending gradients and ends the training step."""
 
     def __init__(self, layout: Layout, rows: Sequence[GroupGradients | None] | None, after: PendingGradients) -> None:
         """Prepares the update; nothing changes yet.
 
         Args:
             layout: the tables.
-            rows: the pending gradients of each group; None: they are discarded, and no row changes.
+            rows: the pending gradients of each group; None: the gradients are discarded, and no row changes.
             after: the layout's pending gradients after the update.
         """
         groups = layout.built
-        plans = cast(Sequence[Plan], rows or ())  # the gradients of a group have the interface of a plan
+        plans = cast(Sequence[Plan], rows or ())  # a group's gradients have the interface of a plan
         grads = None if rows is None else [[None if each is None else each.gradient] for each in rows]
         super().__init__(layout, plans, grads, [None] * len(groups))
         self._pinning_batches = layout.pending_gradients.pinning_batches if rows is not None else ()
@@ -103,7 +103,7 @@ class DeferredUpdate(TableUpdate):
 def _without_skipped_tables(layout: Layout) -> PendingGradients:
     """Returns the pending gradients without skipped tables.
 
-    Their `changes` get a checksum of what users changed in the gradient of each replicated table.
+    For each replicated table, `changes` of the result includes a checksum of the user's changes to its gradient.
     """
     pending = layout.pending_gradients
     if not pending.backward_passes or not (pending.skipped_tables or layout.replicated):
@@ -124,7 +124,7 @@ def _end_step(layout: Layout, apply: bool) -> None:
 
     Args:
         layout: the tables.
-        apply: whether to update the rows, or to discard the gradients.
+        apply: True to update the rows with the gradients, False to discard the gradients.
     """
     locks = layout.locks
     if not layout.pending_gradients.backward_passes:
@@ -153,7 +153,7 @@ def _end_step(layout: Layout, apply: bool) -> None:
 
 
 class PendingGradientMethods:
-    """Methods of an embedding with `update="step"`: read, replace, apply and discard the pending gradients.
+    """Methods of an embedding with `update="step"`, which read, replace, apply and discard the pending gradients.
 
     Attributes:
         layout: the tables.
@@ -164,7 +164,7 @@ class PendingGradientMethods:
     def apply_gradients(self) -> None:
         """Updates all tables once, with the gradients of all backward passes since the last update.
 
-        For `update="step"`. Does nothing if there was no backward pass.
+        Requires `update="step"`. Does nothing if there has been no backward pass since.
 
         Raises:
             ValueError, TypeError: an optimizer has an invalid option; no row has changed.
@@ -178,11 +178,12 @@ class PendingGradientMethods:
     def gradient(self, table: str) -> torch.Tensor | None:
         """Returns a table's pending gradient, which the next `apply_gradients` uses.
 
-        It may be changed in place. After another backward pass this method returns a new tensor, with the changes.
+        The gradient may be changed in place. After another backward pass, this method returns a new tensor, which
+        includes the changes.
 
         Returns:
-            float32 `[n, D]` on the device of the cache, one row for each touched row of the table, in the order of
-            their ids; a single row of zeros if no row was touched. None: there was no backward pass, the table is
+            float32 `[n, D]` on the device of the cache, one row for each row of the table with a gradient, in the
+            order of the ids; a single row of zeros if no row has one. None: there was no backward pass, the table is
             frozen, or its gradient was set to None.
         """
         layout = self.layout
@@ -200,7 +201,7 @@ class PendingGradientMethods:
                     rows=[*pending.rows[:index], rows, *pending.rows[index + 1 :]]
                 )
             part = None if rows is None else rows.table_gradients()[table_index]
-            if part is None or not len(part):  # norms over tables and ranks need a gradient with elements
+            if part is None or not len(part):  # a norm over tables and ranks needs a gradient with elements
                 part = torch.zeros((1, group.layout.dim), dtype=torch.float32, device=layout.device)
             return part
 

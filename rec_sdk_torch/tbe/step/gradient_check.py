@@ -1,4 +1,4 @@
-"""Checks that output gradients are finite, and undoes loss scaling, before the gradients reach the rows."""
+"""Checks that output gradients are finite, and undoes loss scaling, before the gradients change any row."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class GradientGuard:
 
         Args:
             grads: the gradient of each output, float32; None for an output that is not part of the loss.
-            tables: a function of one bool for each output; it returns the names of the tables of the outputs that are
-                True, for messages.
+            tables: a function for messages. It takes one bool for each output, and returns the names of the tables with
+                outputs that have True.
 
         Raises:
             FloatingPointError: with `check_finite="raise"`, a gradient of some rank has a NaN or infinite element.
@@ -53,7 +53,7 @@ class GradientGuard:
             return list(grads)
         bad = [grad is not None and not bool(torch.isfinite(grad).all()) for grad in grads]
         if scaler is not None:
-            # As GradScaler.step does for dense parameters: an overflow skips the update and is not an error.
+            # An overflow skips the update and is not an error. GradScaler.step does the same for dense parameters.
             if self._on_any_rank(any(bad)):
                 self.skipped += 1
                 return None

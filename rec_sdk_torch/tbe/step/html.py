@@ -14,7 +14,7 @@ _COLUMNS = ("table", "rows", "of", "columns", "in the cache", "hit rate", "devic
 def tables_html(title: str, layout: Layout, monitor: Monitor) -> str:
     """Returns an HTML table with one line for each embedding table; allocates nothing.
 
-    Column `rows` is the present number of rows, `of` is `num_embeddings`. Cells without a value yet show "-".
+    Column `rows` is the present number of rows, and column `of` is `num_embeddings`. Cells without a value show "-".
     """
     head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
     lines = "".join(_table_row(layout, monitor, table.name) for table in layout.tables)

@@ -10,21 +10,21 @@ from ..cache.device_cache import Group
 from ..rows.layout import Layout
 
 FIRST_CHECK = 8
-"""Training forwards before the first check for a cache that is too small; each later check is 8 times as far."""
+"""Number of training forwards before the first check for a too small cache; each later check has 8 times as many."""
 
 MIN_BATCHES = 32
-"""A hit rate over fewer batches is not significant."""
+"""Least number of batches per group for a check of misses: over fewer batches, a hit rate is not significant."""
 
 
 class Monitor:
     """Counters of one embedding that the engines do not have.
 
     Attributes:
-        copied_batches: batches whose ids were copied from a device.
+        copied_batches: number of batches whose ids were copied from a device.
         plan_ns: nanoseconds spent on planning, in any thread.
         wait_ns: nanoseconds that training forwards spent, in their own thread, on plans and on staging missing rows.
-        depth_reached: the most batches that were planned ahead at once.
-        forwards: training forwards so far.
+        depth_reached: the largest number of batches that were planned ahead at once.
+        forwards: number of training forwards so far.
         next_check: number of forwards at which `check` must be called.
     """
 
@@ -42,7 +42,7 @@ class Monitor:
     # ---- reports
 
     def cache_stats(self, groups: Sequence[Group], table: str | None) -> dict[str, int]:
-        """Returns the counters of `TableBatchedEmbedding.cache_stats`, of one table or, with None, of all."""
+        """Returns the result of `TableBatchedEmbedding.cache_stats` for one table or, with None, for all tables."""
         total = dict.fromkeys(COUNTERS, 0)
         for group, index in _groups_with(groups, table):
             counted = group.stats(index)
@@ -56,7 +56,7 @@ class Monitor:
         return total
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Warns, once for each reason, if the cache is too small; sets `next_check`."""
+        """Warns if the cache is too small, but only once for the same reason; sets `next_check`."""
         self.next_check *= 8
         self._warn_of_two_batches(groups)
         self._warn_of_misses(groups)
@@ -76,7 +76,7 @@ class Monitor:
             )
 
     def _warn_of_misses(self, groups: Sequence[Group]) -> None:
-        """Warns if most rows missed since the last check. New rows do not count: no cache can have them."""
+        """Warns if over half of the batches' rows since the last check were misses. New rows do not count."""
         stats = self.cache_stats(groups, None)
         now = stats["batches"], stats["unique_rows"] - stats["new_rows"], stats["unique_misses"] - stats["new_rows"]
         batches, rows, misses = (
@@ -119,7 +119,7 @@ COUNTERS = (
 
 
 def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
-    """Returns the bytes of `TableBatchedEmbedding.memory_report`, of one table or, with None, of all."""
+    """Returns the result of `TableBatchedEmbedding.memory_report` for one table or, with None, for all tables."""
     report = dict.fromkeys(("device", "host", "disk", "index", "columns", "candidates", "evicted"), 0)
     for group, index in _groups_with(groups, table):
         members = group.members if index is None else [group.members[index]]
@@ -137,7 +137,7 @@ def memory_report(groups: Sequence[Group], table: str | None) -> dict[str, int]:
 
 
 def _groups_with(groups: Sequence[Group], table: str | None) -> Iterator[tuple[Group, int | None]]:
-    """Yields all groups, each with None; or the group of `table`, with the table's index in it."""
+    """Yields pairs: the group of `table` and the table's index in it; without `table`, each group and None."""
     for group in groups:
         names = [member.config.name for member in group.members]
         if table is None:

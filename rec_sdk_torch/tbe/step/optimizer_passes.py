@@ -16,7 +16,7 @@ Rows = tuple[TableOptimizer, Group, int, Int64Array]
 
 
 class TablePasses:
-    """The table passes of one update. If an interrupt stops `run`, the next call resumes it; no row changes twice."""
+    """The table passes of one update. After an interrupt, the next call of `run` resumes them; no row changes twice."""
 
     def __init__(
         self, optimizers: Sequence[TableOptimizer], groups: Sequence[Group], frozen: Collection[str] = ()
@@ -24,7 +24,7 @@ class TablePasses:
         """Prepares the passes; no row is read yet.
 
         Args:
-            optimizers: the optimizers that have a pass to make.
+            optimizers: the optimizers whose table pass is due.
             groups: the groups with all their tables.
             frozen: names of tables whose rows must not change.
         """
@@ -33,11 +33,11 @@ class TablePasses:
         self._frozen = frozen
         self._rows: list[Rows] | None = None
         self._progress: tuple[int, dict[str, torch.Tensor] | None] = (0, None)
-        """How many chunks are done, and the new values of the next chunk if they are computed: one assignment."""
+        """The number of finished chunks, and the next chunk's new values or None: one assignment changes both."""
         self._maxima: dict[int, float] = {}
 
     def run(self) -> None:
-        """Makes the passes that are not done yet. The caller holds both locks, after the update of the rows."""
+        """Makes the passes that are not done yet. Must be called after the update of the rows, with both locks held."""
         if not self._optimizers:
             return
         if self._rows is None:
@@ -73,7 +73,8 @@ class TablePasses:
                 changes = member.config.name not in self._frozen
                 if changes and member.optimizer is not None and id(member.optimizer) in due:
                     table_pass = member.optimizer.spec.table_pass
-                    if table_pass is not None and table_pass.option is None:  # also rows that no batch has used change
+                    # Without `option`, the pass also changes rows that no batch has used.
+                    if table_pass is not None and table_pass.option is None:
                         insert_owned_ids(group, table)
                     row_ids = all_ids(group, table)
                     chunks = (row_ids[begin : begin + group.chunk] for begin in range(0, len(row_ids), group.chunk))

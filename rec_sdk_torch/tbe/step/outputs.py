@@ -13,7 +13,7 @@ def split_apart(rows: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Te
     """Splits `rows`, without a copy, into outputs that the caller may change in place.
 
     Autograd forbids in-place changes of a view that is one of several outputs of a node. The split is therefore hidden
-    from autograd. A node for each output would also work, but takes more time than everything else about an output.
+    from autograd. A node for each output would also work, but would take more time than all other work for an output.
     """
     with _BelowAutograd():
         return rows.split_with_sizes(lengths)

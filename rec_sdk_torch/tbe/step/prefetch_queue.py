@@ -1,4 +1,4 @@
-"""The prefetch queue: plans future batches, and copies their missing rows, while the current batch is trained."""
+"""The prefetch queue, which plans future batches and copies their missing rows while the current batch is trained."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from ..rows.layout import Layout
 from .monitor import Monitor
 
 MAX_DEPTH = 12
-"""The largest `depth` of a prefetching loop: batches ahead of the one that is trained."""
+"""The largest `depth` of a prefetching loop: the number of batches ahead of the one that is trained."""
 
 MAX_PREFETCHED = 16
-"""Capacity of the queue. The engine accepts as many announcements."""
+"""Capacity of the queue in batches. The engine accepts as many announcements."""
 
 LOOKAHEAD_PLANS = 2
-"""Batches planned ahead under a cache policy that looks ahead. Later batches are announced to the policy."""
+"""Number of batches that are planned ahead if the cache policy looks ahead. Later batches are only announced."""
 
 MAX_UNUSED = 8
 """Planning ahead stops after this many training batches in a row that were not prefetched."""
 
 
 class Prefetched:
-    """A batch in the prefetch queue: its tensors and, once they are made, its plans.
+    """A batch in the prefetch queue: its tensors and, once the batch is planned, its plans.
 
     Attributes:
-        plans: one for each group; None before the batch is planned and after its plans were dropped.
+        plans: one plan for each group; None before the batch is planned and after its plans have been dropped.
         announced: the batch's announcements to the cache policy, one for each group; empty once it is planned.
     """
 
@@ -58,12 +58,12 @@ class Prefetched:
         signals: IdSignals | None = None,
         depth: int | None = None,
     ) -> None:
-        """Creates an unplanned batch. Its tensors must not change before the forward.
+        """Creates an unplanned batch, whose tensors must not change before the forward.
 
         Args:
             values, offsets, batch_size, keys, joined: see `Batch.from_tensors`.
             weighted: whether the forward will have per-sample weights.
-            source: the object that the forward will get, by which the batch is recognized, such as its offsets.
+            source: an object that the forward will also get, such as the offsets, and by which it recognizes the batch.
             signals: shows, clicks and timestamps of the ids.
             depth: the batch is planned while at most this many batches before it are planned; None: no limit.
         """
@@ -81,15 +81,15 @@ class Prefetched:
         self.plans: list[Plan] | None = None
         self.announced: list[Announcement] | None = None
         self.refused_in_flight: int | None = None
-        """Batches in flight when the cache was too small for this one; it is planned again when there are fewer."""
+        """Number of batches in flight when the cache was too small for this one; it is planned again with fewer."""
         self.failed = False
-        """Whether planning raised an error. The batch's forward plans again, and raises it."""
+        """Whether planning raised an error. The batch's forward plans again and raises the error."""
         self.forgotten = False
         """Whether the batch was removed from the queue by `forget`."""
 
     @property
     def full_batch(self) -> Batch:
-        """The batch in host memory, with the lookups of all tables; a device's tensors are copied at the first use."""
+        """The batch in host memory, with the lookups of all tables; the first access copies tensors from a device."""
         if self._full_batch is None:
             batch_size, keys, weighted, joined = self._shape
             with self._copying():
@@ -112,27 +112,27 @@ class Prefetched:
         return part[1]
 
     def has_source(self, source: object, values: torch.Tensor) -> bool:
-        """Returns whether `source` and `values` are objects of this batch, unchanged since it was prefetched."""
+        """Returns whether `source` and `values` belong to this batch, and its tensors are still unchanged."""
         return any(source is s and values is v for s, v in self._sources) and self._unchanged()
 
     def add_source(self, source: object, values: torch.Tensor) -> None:
-        """Adds another pair of objects by which the batch is recognized, such as its copy on a device."""
+        """Adds another pair of objects by which the batch is recognized, such as objects of its copy on a device."""
         self._sources.append((source, values))
 
     def matches(self, batch: Batch) -> bool:
-        """Returns whether `batch` has the same ids, so that the plans of this one fit it."""
+        """Returns whether `batch` has the same ids, so that the plans of this object fit it."""
         if self.forgotten or not self._unchanged():
             return False
         try:
             return self.batch.same_plan(batch)
-        except (TypeError, ValueError):  # an invalid batch: its own forward raises the error
+        except (TypeError, ValueError):  # the batch is invalid; its own forward raises the error
             return False
 
     def _unchanged(self) -> bool:
         return self._versions_now() == self._versions
 
     def _versions_now(self) -> list[int]:
-        """Returns autograd's version counters of the tensors, which a write raises; 0 for tensors of inference mode."""
+        """Returns autograd's version counters of the tensors, which each write increases; 0 for inference tensors."""
         versions = []
         for tensor in self._tensors if self._signals is None else (*self._tensors, *self._signals):
             if tensor is not None:
@@ -143,13 +143,13 @@ class Prefetched:
 class PrefetchQueue:
     """The prefetched batches of one embedding, in the order of their forwards, and the thread that plans them.
 
-    Prefetching changes no bit of the weights: plans are made in the order of the forwards, and a plan can be dropped
-    without a trace until its forward has started. Work on whole tables, and a training batch that was not prefetched,
-    drop the plans; the queue then plans its batches again.
+    Prefetching changes no bit of the weights: plans are made in the order of the forwards, and until its forward
+    starts, a plan can be dropped without any effect. Work on whole tables, and training batches that were not
+    prefetched, drop the plans; the queue then plans its batches again.
 
     Attributes:
         idle: whether the planning thread has nothing to do.
-        max_queued: the most batches that the cache has to hold at once, as seen so far.
+        max_queued: the largest number of batches so far that the cache has to hold at once.
     """
 
     def __init__(self, layout: Layout, monitor: Monitor, may_plan: Callable[[], bool]) -> None:
@@ -158,8 +158,8 @@ class PrefetchQueue:
         Args:
             layout: the tables.
             monitor: counters of plans and waiting times.
-            may_plan: a method that returns whether training batches can be planned now. The queue has a weak
-                reference to its object.
+            may_plan: a method that returns whether training batches can be planned now. The queue has only a weak
+                reference to the method's object.
         """
         self._layout = layout
         self._locks = layout.locks
@@ -172,20 +172,20 @@ class PrefetchQueue:
         self._worker = Worker("rec_sdk_torch.prefetch")
         self.idle = True
         self._too_small = self._warned_too_small = self._warned_unused = False
-        self._evaluating = False  # the latest prefetched batch was looked up without training
+        self._evaluating = False  # whether the latest prefetched batch was looked up without training
         self.max_queued = 1
-        self._unused = 0  # training batches in a row that were not prefetched
+        self._unused = 0  # number of consecutive training batches that were not prefetched
 
     def __len__(self) -> int:
         return len(self._queued)
 
     def after_fork(self) -> None:
-        """Replaces the lock and marks the queue idle: a forked process lacks the planning thread of its parent."""
+        """Replaces the lock and marks the queue idle, since a forked process lacks its parent's planning thread."""
         self._lock = threading.RLock()
         self.idle = True
 
     def batches_to_hold(self) -> int:
-        """Returns how many batches the cache has to hold at once: the one that is trained and the planned ones."""
+        """Returns how many batches the cache has to hold at once: the batch that is trained and the planned batches."""
         return min(self.max_queued, LOOKAHEAD_PLANS + 1) if self._looks_ahead else self.max_queued
 
     # ---- batches
@@ -274,7 +274,7 @@ class PrefetchQueue:
         return plans
 
     def _cancel(self, plans: Sequence[Plan]) -> None:
-        """Drops the plans of a batch whose forward has not started; no later batch may have plans."""
+        """Drops the plans of a batch whose forward has not started. No later batch may have plans at this time."""
         for group, plan in zip(reversed(self._layout.built[: len(plans)]), reversed(plans), strict=True):
             group.swap.drop(plan)
 
@@ -282,7 +282,7 @@ class PrefetchQueue:
 
     @calls
     def add(self, prefetched: Prefetched) -> None:
-        """Appends a batch to the queue, and plans it in the planning thread if it is the first.
+        """Appends a batch to the queue; starts the planning thread unless the first queued batch is already planned.
 
         Raises:
             RuntimeError: the queue is full (`MAX_PREFETCHED`), or this process must not use the tables.
@@ -297,11 +297,12 @@ class PrefetchQueue:
             self._queued.append(prefetched)
             self.max_queued = max(self.max_queued, min(len(self._queued), prefetched.depth + 1))
             planned = self._queued[0].plans is not None
-        if not planned:  # else the next forward starts it: planning now would make that forward wait for the engine
+        # Otherwise the next forward starts the thread: planning now would make that forward wait for the engine.
+        if not planned:
             self.plan_next()
 
     def _pop_or_drop(self, batch: Batch) -> list[Plan] | None:
-        """Returns the plans of a training batch, or drops all plans and returns None if it has none.
+        """Returns the prefetched plans of a training batch; if it has none, drops all plans and returns None.
 
         The caller holds the planning lock.
         """
@@ -336,13 +337,13 @@ class PrefetchQueue:
         return plans
 
     def remove(self, prefetched: Prefetched | None) -> None:
-        """Removes a batch from the queue, or every batch with None, and drops its plans and all later ones."""
+        """Removes a batch (None: every batch) from the queue, and drops its plans and the plans of later batches."""
         removed = [other for other in tuple(self._queued) if prefetched is None or other is prefetched]
         for other in removed:
             other.forgotten = True
         planning = self._locks.planning
         if not removed or self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
-            return  # called by the garbage collector inside another call of this thread, which removes the batch later
+            return  # the garbage collector calls this inside another call of the thread, which removes the batch later
         with planning, self._lock:
             planned = [other for other in self._queued if other.forgotten and other.plans is not None]
             if planned:
@@ -356,9 +357,9 @@ class PrefetchQueue:
                 self._drop_plans()
 
     def _drop_plans(self, after: Prefetched | None = None) -> None:
-        """Drops the plans of the batches from `after` to the last, by default of all, newest first."""
+        """Drops, newest first, the plans of the batches from `after` to the last; by default, of all batches."""
         for prefetched in reversed(tuple(self._queued)):
-            # First without a reference: if an interrupt comes here, the plans cancel themselves when they are deleted.
+            # The reference is removed first: after an interrupt here, the plans cancel themselves when deleted.
             plans, prefetched.plans = prefetched.plans, None
             prefetched.announced = None
             if plans is not None:
@@ -423,7 +424,7 @@ class PrefetchQueue:
                 with self._lock:
                     prefetched, announces = self._next_to_plan(), self._next_to_announce()
                     if prefetched is None and announces is None:
-                        self.idle = True  # under the lock: a thread that adds a batch then sees it, and starts planning
+                        self.idle = True  # set under the lock: a thread that adds a batch later starts planning
                         return
                 if prefetched is not None:
                     self._plan_and_stage(prefetched)
@@ -433,7 +434,7 @@ class PrefetchQueue:
             self.idle = True
 
     def _plan_and_stage(self, prefetched: Prefetched) -> None:
-        """Plans a batch and stages its missing rows. The batch's forward raises the errors that are suppressed here."""
+        """Plans a batch and stages its missing rows. Errors are suppressed here: the batch's forward raises them."""
         with device_context(self._layout.device):
             plans = self._plan_ahead(prefetched)
             if plans is not None:

@@ -17,7 +17,7 @@ class ReadPooled(torch.autograd.Function):
     """The autograd function of a pooled lookup that does not train.
 
     Inputs: the groups, the batch, the output tensor, and each group's per-sample weights. The rows are saved for
-    backward, since training may change them before it.
+    the backward pass, since training may change the tables' rows before it.
     """
 
     @staticmethod
@@ -52,7 +52,7 @@ def read_batch(
         groups: the groups of tables.
         batch: the lookups.
         weights: the per-sample weights of each group.
-        lengths: the lookups of each feature of each group; None: see `Step`.
+        lengths: number of lookups of each feature of each group; None: see `Step`.
         out: float32 memory for the pooled rows `[B, total]`; None: the tables are not pooled.
     """
     in_graph = torch.is_grad_enabled() and any(weight is not None and weight.requires_grad for weight in weights)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: a lookup that torch runs again reads the same rows, and counts no lookups."""
+"""Activation checkpointing: a lookup that torch runs again reads the same rows, and does not count as a lookup."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .step import Step
 saved_tensors_hooks: Callable[[bool], tuple[Callable[..., Any], Callable[..., Any]] | None] = (
     torch._C._autograd._top_saved_tensors_default_hooks
 )
-"""Returns the innermost hooks on saved tensors, which activation checkpointing sets; None without hooks."""
+"""Returns the innermost hooks on saved tensors, such as activation checkpointing sets; None without hooks."""
 
 
 def _checkpoint_frame(pack: Callable[..., Any]) -> tuple[Any, bool]:
     """Returns torch's frame object of a checkpointed region, and whether the region is run again.
 
     Args:
-        pack: the pack hook on saved tensors. For a hook that is not torch.utils.checkpoint's, the frame is None.
+        pack: the pack hook on saved tensors. If torch.utils.checkpoint has not set the hook, the frame is None.
 
     Raises:
-        RuntimeError: the hooks of this version of torch have another form.
+        RuntimeError: the hooks of this version of torch have an unknown form.
     """
     function = inspect.unwrap(pack)
     if getattr(function, "__module__", None) != "torch.utils.checkpoint":
@@ -54,12 +54,12 @@ class Recomputations:
         self._lookups: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def add(self, pack: Callable[..., Any], batch: Batch, step: Step) -> None:
-        """Stores the step of a lookup for as long as torch keeps the checkpointed region around it.
+        """Stores the step of a lookup for as long as torch keeps the checkpointed region that contains the lookup.
 
         Args:
             pack: the innermost pack hook on saved tensors.
             batch: the lookups.
-            step: the step of the batch, before its forward.
+            step: the step of the batch, whose forward has not run yet.
         """
         frame, _ = _checkpoint_frame(pack)
         if frame is not None:
@@ -67,19 +67,19 @@ class Recomputations:
             self._steps.setdefault(frame, []).append((batch, step))
 
     def find_step(self, pack: Callable[..., Any], batch: Batch) -> Step | None:
-        """Returns the step that a lookup repeats; None if it repeats none.
+        """Returns the earlier step that a lookup repeats; None if the lookup is not a repetition.
 
         Args:
             pack: the innermost pack hook on saved tensors.
             batch: the lookups.
 
         Raises:
-            RuntimeError: the checkpointed function looks up another batch than in its first run.
+            RuntimeError: the checkpointed function looks up a different batch than in its first run.
         """
         frame, again = _checkpoint_frame(pack)
         if frame is None or not (again or graph_task() != -1):
             return None
-        if not again:  # a new region inside a region that is run again
+        if not again:  # this is a new region inside a region that is run again
             step = self._latest_step(batch)
             if step is not None:
                 self._steps.setdefault(frame, []).append((batch, step))
@@ -106,7 +106,7 @@ class RecomputedStep(Step):
         """Copies the original step's plans and options.
 
         Raises:
-            RuntimeError: the rows of the original step were updated already.
+            RuntimeError: the rows of the original step have already been updated.
         """
         if step.finished:
             raise RuntimeError(
@@ -123,7 +123,7 @@ class RecomputedStep(Step):
     def forward(
         self, weights: Sequence[torch.Tensor | None], device: torch.device, weights_grad: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Reads the rows as they were when the original step's forward read them; see `Step.forward`."""
+        """Returns the rows with the values that the original step's forward read; see `Step.forward`."""
         out = None if self._shape is None else empty_output(self._shape, device)
         outputs: list[torch.Tensor] = []
         self._locks.catch_up()
@@ -149,7 +149,7 @@ class RecomputedStep(Step):
         """Returns the gradients of the per-sample weights, for a backward pass inside the checkpointed function.
 
         Raises:
-            RuntimeError: the pass would train the tables, which the backward pass of the first run does.
+            RuntimeError: the pass would train the tables, but the backward pass of the first run trains them.
         """
         if tables is None or tables:
             raise RuntimeError(

@@ -31,10 +31,10 @@ _host_of = operator.attrgetter("host")
 
 
 class Step:
-    """One training batch: the plan of each group, which pins the batch's rows in the cache while this object lives.
+    """One training batch. Its plans, one for each group, pin the batch's rows in the cache while this object lives.
 
-    An update is a list of C calls that run as one: no signal handler runs between them. If a call raises, the next
-    step first makes the remaining calls.
+    An update is a list of C calls that one C call makes, so that no signal handler runs between them. If a call raises,
+    the next step first makes the remaining calls.
 
     Attributes:
         many_backwards: whether several backward passes are allowed.
@@ -54,15 +54,15 @@ class Step:
         lengths: Sequence[Sequence[int]] | None,
         shape: tuple[int, int] | None,
     ) -> None:
-        """Takes over the plans of a batch; nothing is launched yet.
+        """Stores the plans of a batch; launches nothing yet.
 
         Args:
             layout: the tables.
-            guard: checks gradients before rows change.
-            monitor: counts waiting times.
-            plans: one for each group of the layout.
-            lengths: for each group, the lookups of each feature, if every feature is an output of its own. None: one
-                output for each group, or a pooled output of all groups.
+            guard: the checks of gradients, made before rows change.
+            monitor: the counters, which include the time spent waiting.
+            plans: one plan for each group of the layout.
+            lengths: for each group, the number of lookups of each feature, if each feature is a separate output.
+                None: there is one output for each group, or one pooled output of all groups.
             shape: `[B, total]` of the pooled output; None if the tables are not pooled.
         """
         self._layout = layout
@@ -77,13 +77,13 @@ class Step:
         self._forward_thread = calling_thread()
         self._row_copies: dict[int, torch.Tensor] = {}
         self._calls: list[Call] = []
-        self._call_results: list[Any] = []  # one for each of `_calls` that has run
+        self._call_results: list[Any] = []  # one result for each of `_calls` that has run
         self._table_update: TableUpdate | None = None
         self._released = False
 
     @property
     def finished(self) -> bool:
-        """Whether the rows were updated, or never will be: the cache may have spilled them by now."""
+        """Whether the rows have been updated or will never be, so that they may no longer be in the cache."""
         return self._released or bool(self._calls) or self._table_update is not None
 
     def release(self) -> None:
@@ -97,7 +97,7 @@ class Step:
     def forward(
         self, weights: Sequence[torch.Tensor | None], device: torch.device, weights_grad: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Returns the rows of the lookups, copying missing rows into the cache first.
+        """Returns the rows of the lookups; first copies missing rows into the cache.
 
         The outputs are new tensors: autograd forbids in-place changes of an output that is also an input.
 
@@ -107,8 +107,8 @@ class Step:
             weights_grad: whether the backward pass needs gradients of the weights, computed from the present rows.
 
         Returns:
-            The pooled rows, float32 `[B, total]`; or for each group, and there for each feature, rows float32
-            `[n, D]`. The features of a group share memory.
+            The pooled rows, float32 `[B, total]`; without pooling, rows float32 `[n, D]` for each group or, with
+            `lengths`, for each feature of each group. The features of a group share memory.
         """
         locks = self._locks
         out = None if self._shape is None else empty_output(self._shape, device)
@@ -135,7 +135,7 @@ class Step:
         return tuple(outputs) if out is None else (out,)
 
     def _stage_misses(self, engine_plans: Sequence[_engine.Plan]) -> None:
-        """Stages the missing rows of all groups, and starts the plans: from here on they cannot be dropped."""
+        """Stages the missing rows of all groups and starts the plans, after which the plans cannot be dropped."""
         begin = time.perf_counter_ns()
         with profiled("stage"):
             for group, plan in zip(self._groups, self._plans, strict=True):
@@ -144,7 +144,7 @@ class Step:
         _engine.start_plans(engine_plans)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
-        """Copies the looked-up rows of `groups`, which are about to change: later reads need the present values."""
+        """Copies the looked-up rows of `groups`, which are about to change, for later reads of their present values."""
         for index, group in enumerate(self._groups):
             if group in groups and index not in self._row_copies:
                 self._row_copies[index] = group.copy_rows(self._plans[index])
@@ -164,13 +164,13 @@ class Step:
             grads: the gradient of each output; None for an output that is not part of the loss.
             weights: the per-sample weights of each group.
             needs_grad: for each of `weights`, whether its gradient is needed; else None is returned for it.
-            tables: names of the tables to train; None: all. If empty, no row changes and a later call may train.
+            tables: names of the tables to train; None: all tables. If empty, no row changes and a later call may train.
         """
-        # Autograd may run this in a thread of its own, which then counts as in a call; see `runtime/exits.py`.
+        # Autograd may run this in its own thread, which must count as inside a call; see `runtime/exits.py`.
         thread = calling_thread()
         thread.depth += 1
         try:
-            converted = list(grads)  # the operators read contiguous float32 rows
+            converted = list(grads)  # the operators require contiguous float32 gradients
             float32 = torch.float32
             for index, grad in enumerate(grads):
                 if grad is not None and not (grad.is_contiguous() and grad.dtype is float32):
@@ -191,7 +191,7 @@ class Step:
             with locks.launch:
                 if not (self._layout.works_on_tables and self._needs_tables()):
                     return self._update(grads_by_group, row_grads, weights, needs_grad)
-            with locks.without_pending_plans():  # no plan may move rows or choose victims
+            with locks.without_pending_plans():  # meanwhile, no plan may move rows or choose victims
                 result = self._update(grads_by_group, row_grads, weights, needs_grad)
             for group in self._groups:
                 group.warn_of_evictions()
@@ -218,7 +218,7 @@ class Step:
         return sorted(names)
 
     def _by_group(self, per_output: Sequence[T]) -> list[list[T]]:
-        """Groups a list that has one element for each output by the groups of tables that made the outputs."""
+        """Divides a list with one element for each output into one list for each group of tables."""
         if len(self._groups) == 1:
             return [list(per_output)]
         if self._lengths is not None:
@@ -229,7 +229,7 @@ class Step:
         return [[one] for one in per_output]
 
     def _mask_other_tables(self, grads_by_group: Grads, tables: frozenset[str]) -> Grads:
-        """Replaces the gradients of other tables by None, as `touched_rows` reads them."""
+        """Replaces the gradients of tables that are not in `tables` by None, in the form that `touched_rows` takes."""
         result: list[Sequence[torch.Tensor | None]] = []
         for group, grads in zip(self._groups, grads_by_group, strict=True):
             names = [member.config.name for member in group.members]
@@ -282,7 +282,7 @@ class Step:
         locks, calls, optimizers = self._locks, self._calls, self._layout.used_optimizers
         if row_grads is not None:
             coefficients = {}
-            for optimizer in optimizers:  # first of all: a bad option must raise before the first change
+            for optimizer in optimizers:  # computed first: an invalid option must raise before anything changes
                 coefficients[id(optimizer)] = optimizer.coefficients()
             if locks.readers:
                 locks.keep_rows(self._groups)
@@ -296,7 +296,7 @@ class Step:
                 calls.append((setattr, optimizer, "step", optimizer.step + 1))
         for plan in self._plans:
             calls.append((plan.host.release,))
-        # Set before the calls: an interrupt in them leaves `unfinished` set, and the next step completes the update.
+        # `unfinished` is set before the calls: after an interrupt it stays set, and the next step completes the update.
         locks.unfinished = self
         try:
             self.run()
@@ -323,7 +323,7 @@ class Step:
 class FusedLookup(torch.autograd.Function):
     """The autograd function of a lookup; its backward updates the rows.
 
-    It keeps the step, whose plans pin the rows, and not the cache: a later swap may move other rows.
+    It holds the step, whose plans pin the rows, and does not hold the cache: a later swap may move other rows.
     Inputs: the anchor of `ParameterEdges`, the step, and each group's per-sample weights, if there are any.
     """
 
@@ -332,14 +332,15 @@ class FusedLookup(torch.autograd.Function):
         ctx.step = step
         ctx.set_materialize_grads(False)
         if step.many_backwards:
-            ctx.save_for_backward(anchor, *weights)  # with a saved tensor, a second pass needs retain_graph=True
+            # Because a tensor is saved, torch requires retain_graph=True for a second backward pass.
+            ctx.save_for_backward(anchor, *weights)
         elif weights:
             ctx.save_for_backward(*weights)
         return step.forward(weights, anchor.device, bool(weights) and True in ctx.needs_input_grad[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # The decorators of `_backward_once` cost calls, and matter for create_graph=True and torch.compile only.
+        # The decorators of `_backward_once` cost time, and are needed only for create_graph=True and torch.compile.
         plain = not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
         return (_backward if plain else _backward_once)(ctx, *grads)
 
@@ -352,7 +353,7 @@ def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | Non
             "forward, and call backward() on their sum; or detach() the output that is not to train the tables; or "
             "look the batch up again"
         )
-    tables = None  # all
+    tables = None  # all tables
     if graph_task() == -1 or not will_execute(step.edges.private):
         tables = step.edges.tables_in_inputs()
     needs_grad, saved = ctx.needs_input_grad[2:], ctx.saved_tensors

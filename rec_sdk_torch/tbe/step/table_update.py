@@ -1,4 +1,4 @@
-"""Updates that may work on whole tables: closing accumulation buffers, evicting ids, table passes of optimizers."""
+"""Updates that may work on whole tables: they end accumulation windows, evict ids and make optimizers' table passes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TableUpdate:
         Args:
             layout: the tables.
             plans: the batch's plan for each group.
-            grads: the gradients; None: no row changes, and the training step ends.
+            grads: the gradients; None: no row changes, but the training step ends.
             weights: the per-sample weights of each group.
         """
         self._layout = layout
@@ -64,7 +64,7 @@ class TableUpdate:
         return not self._journal.empty()
 
     def run(self) -> None:
-        """Updates rows and accumulation buffers, unpins the batch's rows, and evicts ids that are due."""
+        """Updates rows and accumulation buffers, unpins the batch's rows, and evicts ids where an eviction is due."""
         if self._grads is not None:
             self._update(self._grads)
             for optimizer, step in self._next_steps:
