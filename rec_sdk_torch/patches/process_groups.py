@@ -8,8 +8,8 @@ from typing import Any
 
 from ..runtime.imports import after_import
 
-# Modules of torch with functions that have `group.WORLD` as a default. DistributedDataParallel, FSDP and TorchRec
-# import them.
+# Modules of torch with functions that have `group.WORLD` as a default.
+# DistributedDataParallel, FSDP and TorchRec import these modules.
 _MODULES = (
     "torch.distributed.nn.functional",
     "torch.distributed.optim.zero_redundancy_optimizer",

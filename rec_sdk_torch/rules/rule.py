@@ -31,7 +31,7 @@ class Rule:
         return type(self).__name__.lower(), asdict(self)
 
     def part(self, divide: Callable[[int], int]) -> Self:
-        """Returns the rule for one rank of a sharded table; `divide` computes the rank's part of a number."""
+        """Returns the rule for one rank of a sharded table; `divide` computes the rank's share of a number."""
         numbers = {name: getattr(self, name) for name in self.divided}
         return replace(self, **{name: divide(number) for name, number in numbers.items() if number})
 

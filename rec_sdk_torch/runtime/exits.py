@@ -92,7 +92,7 @@ class _Calls:
     """
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        # Not contextlib.ContextDecorator: `warn` would take a line of contextlib for the user's line.
+        # Not contextlib.ContextDecorator: with it, `warn` would name a line of contextlib instead of the user's line.
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             thread = _callers.get(_thread.get_ident()) or calling_thread()
@@ -223,7 +223,7 @@ def _awaited(since: float) -> bool:
     return any(each.awaited(since) for each in others)
 
 
-# Exit functions run in reverse order of registration. All weakref finalizers run in one exit function, registered with
-# the first finalizer, and some of them unregister torch's operators: creating one here makes `_end` run before them.
+# Creating a finalizer before `_end` is registered makes `_end` run before all weakref finalizers at exit.
+# Some of these finalizers unregister torch's operators.
 weakref.finalize(OwnThread, int).detach()
 atexit.register(_end)

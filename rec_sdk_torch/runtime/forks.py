@@ -37,7 +37,7 @@ class RaisingStub:
         raise RuntimeError(self.message)
 
     def _is_owned(self) -> bool:
-        return True  # makes finalizers skip their clean-up: a forked process has nothing to clean up
+        return True  # True makes finalizers skip their clean-up: a forked process has nothing to clean up
 
 
 _fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()

@@ -61,7 +61,7 @@ def _references(value: Any) -> list[Any]:
 
 
 def _named_objects(function: types.FunctionType) -> list[Any]:
-    """Returns the globals that the code of `function` names; for a module, also the named attributes of the module."""
+    """Returns globals that the code of `function` names and, for globals that are modules, attributes it names."""
     names = function.__code__.co_names
     values = [function.__globals__[name] for name in names if name in function.__globals__]
     for each in values:  # grows during the loop, so that modules inside modules are searched too

@@ -158,9 +158,8 @@ class EmbeddingOptions:
     grad_scaler: _ConvertingField[Scaler | None, Scaler | None] = _ConvertingField(_check_grad_scaler, None)
     frozen: _ConvertingField[Collection[str], frozenset[str]] = _ConvertingField(frozenset, frozenset())
     grad_norms: _ConvertingField[bool, bool] = _ConvertingField(bool, False)
-    seed: _ConvertingField[int | None, int] = _ConvertingField(
-        _parse_seed, None
-    )  # the last field: no seed may be drawn if another option is invalid
+    # The last field: no seed may be drawn if another option is invalid.
+    seed: _ConvertingField[int | None, int] = _ConvertingField(_parse_seed, None)
 
     def __post_init__(self) -> None:
         if self.grad_scaler is not None and self.updates_at_step:

@@ -53,7 +53,7 @@ class AccumulationBuffer:
         Args:
             engine: the group's engine.
             slots: number of slots of the cache.
-            dim: D.
+            dim: the embedding dimension D.
             transfers: copies to and from the device.
             chunk: maximum number of rows that are copied to the device at once.
             tables_with_ids: the number of tables if updates need the ids of rows, else 0.

@@ -33,22 +33,22 @@ class CachedRows:
     last_batches: npt.NDArray[np.uint32]
 
     def by_heat(self) -> tuple[Int64Array, Heats]:
-        """Returns ids and heats, hottest first: the cache policy would evict the last ones first."""
+        """Returns ids and heats, hottest first: the cache policy would evict the last rows first."""
         # Rows of equal heat and last batch stay in descending order of slots: the lower slot is evicted first.
         order = np.lexsort((self.last_batches, self.heats))[::-1]
         return self.ids[order], self.heats[order]
 
 
 def cached_rows(group: Group, table: int) -> CachedRows:
-    """Returns the rows of a table that are in the cache. The swap must be settled."""
+    """Returns the rows of a table that are in the cache. Call `Swap.settle` first."""
     return CachedRows(*group.engine.tables.cached_rows(table))
 
 
 def warm_rows(group: Group, table: int, ids: Int64Array, heats: Heats) -> int:
     """Copies uncached rows of `ids` to free slots of the cache, in order, until no slot is free.
 
-    Skips ids that a hash table does not contain, and rows that have accumulated gradients outside the cache. The swap
-    must be settled, and no other thread may plan, read or update.
+    Skips ids that a hash table does not contain, and rows that have accumulated gradients outside the cache. Call
+    `Swap.settle` first. No other thread may plan, read or update meanwhile.
 
     Args:
         group: the group of the table.

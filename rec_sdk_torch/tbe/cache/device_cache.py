@@ -166,7 +166,7 @@ class Group:
         return engine
 
     def replace_engine(self, engine: _engine.Engine, earlier_stats: dict[int | None, dict[str, int]]) -> None:
-        """Replaces the engine, and with it the rows of all tables; idempotent. The swap must be settled.
+        """Replaces the engine, and with it the rows of all tables; idempotent. Call `Swap.settle` first.
 
         `engine` is a result of `fresh_engine`. `earlier_stats`, a result of `all_stats`, is included in `stats`.
         """
@@ -282,7 +282,7 @@ class Group:
         """
         begin = time.perf_counter_ns()
         arrays = plan.arrays
-        fused = None  # for plans with `origins`: the operator that swaps and looks up in one launch
+        fused = None  # the operator that swaps and looks up in one launch, for plans with `origins`
         if arrays.origins is not None:
             fused = fused_lookup(self.layout, arrays, (weights, self._columns, self._means, 0, out))
         with profiled("apply"):
@@ -404,7 +404,7 @@ class Group:
         self.accumulation_buffer.close(self.swap.cache, update, journal)
 
     def before_change(self, table: int, ids: Int64Array | None = None) -> None:
-        """Lets a running save copy rows before a change; `ids`: None for all rows. The swap must be settled."""
+        """Lets a running save copy rows before they change; `ids`: None for all rows. Call `Swap.settle` first."""
         snapshot = self.snapshots.get(table)
         if snapshot is not None:
             snapshot.before_all_change() if ids is None else snapshot.before_change(ids)

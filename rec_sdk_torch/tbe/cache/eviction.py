@@ -38,7 +38,7 @@ def end_step(group: Group, journal: UpdateJournal) -> None:
 
 
 def evict(group: Group, table: int) -> int:
-    """Evicts the ids that the rules of a table choose now; returns how many had rows. The swap must be settled."""
+    """Evicts the ids that the rules of a table choose now; returns how many had rows. Call `Swap.settle` first."""
     lifecycle = group.members[table].config.lifecycle
     if lifecycle is not None and lifecycle.rule(Norm):
         mark_small_rows(group, [table])
@@ -49,7 +49,7 @@ def evict(group: Group, table: int) -> int:
 
 
 def remove(group: Group, table: int, ids: Int64Array) -> int:
-    """Removes ids from a table; returns how many the table contained. The swap must be settled.
+    """Removes ids from a table; returns how many of them the table contained. Call `Swap.settle` first.
 
     Raises:
         RuntimeError: a batch in flight uses one of the ids; nothing was removed.
@@ -105,7 +105,7 @@ def _read_rows(group: Group, table: int, ids: Int64Array, reasons: np.ndarray) -
 
 
 def read_known_records(group: Group, table: int, ids: Int64Array, rows: Int64Array, slots: np.ndarray) -> torch.Tensor:
-    """Reads the records of ids that the table contains. The swap must be settled.
+    """Reads the records of ids that the table contains. Call `Swap.settle` first.
 
     Args:
         group: the group of the table.

@@ -138,7 +138,7 @@ def add_gradients(
         plan: the plan of the batch.
         grads: the gradient of the pooled output, or one of each feature; None for a feature outside the loss.
         weights: the per-sample weights.
-        dim: D.
+        dim: the embedding dimension D.
     """
     rows = touched_rows(plan, grads, weights)
     if rows is None:

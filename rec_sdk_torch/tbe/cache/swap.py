@@ -94,7 +94,9 @@ class Swap:
         self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial number; weak: the plans own them
         self._started: dict[int, StagedPlan] = {}  # started plans by serial number
         self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # pending write-backs by serial number
-        self._write_back_lock = threading.Lock()  # `plan`, `read_ahead` and `stage` may run in several threads
+        self._write_back_lock = (
+            threading.Lock()
+        )  # `plan`, `read_ahead` and `stage` may complete write-backs at the same time
 
     def staging_bytes(self) -> int:
         """Returns the bytes of staged plans and of pending write-backs."""
@@ -182,7 +184,7 @@ class Swap:
     # ---- applying
 
     def stage(self, plan: Plan) -> None:
-        """Applies the plans before this one and stages its misses. After it returns, the swap cannot fail."""
+        """Applies all plans before `plan` and stages the misses of `plan`. After the call, swapping cannot fail."""
         host = plan.host.next  # pending write-backs keep this reference, which does not pin rows
         if host is None and not plan.host.applied:
             *before, host = self.engine.unapplied(plan.host)
@@ -234,7 +236,7 @@ class Swap:
             if staged.victims is not None:
                 self._write_backs[host.serial] = host, self._download_victims(staged.victims)
         self.engine.applied(host)
-        for serial in list(self._staged):  # a copy: the planning thread adds entries
+        for serial in list(self._staged):  # iterates over a copy, since the planning thread adds entries
             if serial <= host.serial:
                 self._staged.pop(serial, None)
         self._started.clear()  # only one plan is started at a time
@@ -356,7 +358,7 @@ class Swap:
             self._write_backs.pop(serial, None)
 
     def settle(self) -> None:
-        """Applies all plans and completes all write-backs, so that whole tables can be read and written."""
+        """Applies all plans and completes all write-backs. Then whole tables can be read and written."""
         self.apply_all()
         for serial in list(self._write_backs):
             self.complete_write_back(serial)

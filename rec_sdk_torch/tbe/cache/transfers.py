@@ -49,7 +49,7 @@ def device_context(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def download_context(tensor: torch.Tensor) -> Callable[[], AbstractContextManager[Any]]:
-    """Returns a factory of contexts in which any thread may copy `tensor` to the host.
+    """Returns a function that creates contexts in which any thread may copy `tensor` to the host.
 
     The copy has the values that the tensor has after the current stream's work so far; it does not wait for later work.
     """

@@ -13,7 +13,7 @@ Run = Callable[..., None]
 
 
 def run_now(function: Callable[..., Any], *arguments: Any) -> None:
-    """Calls `function` unconditionally; a `Run` without a journal."""
+    """Calls `function` unconditionally; serves as the `Run` of updates without a journal."""
     function(*arguments)
 
 

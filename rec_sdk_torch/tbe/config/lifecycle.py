@@ -138,7 +138,7 @@ class TableLifecycle:
         return [name for name in COLUMNS if name in needed]
 
     def part(self, divide: Callable[[int], int]) -> TableLifecycle:
-        """Returns the rules for one rank of a sharded table; `divide` computes the rank's part of a number."""
+        """Returns the rules for one rank of a sharded table; `divide` computes the rank's share of a number."""
         eviction, bound = ([each.part(divide) for each in _as_list(several)] for several in (self.eviction, self.bound))
         return replace(self, admission=self.admission and self.admission.part(divide), eviction=eviction, bound=bound)
 

@@ -403,7 +403,7 @@ class TableOptimizer:
         return table_pass is not None and table_pass.due(self.options, self.step + 2)
 
     def has_constant_options(self) -> bool:
-        """Returns whether all options are immutable, so that equal options are unchanged options."""
+        """Returns whether all options are immutable, so that options that compare equal have not changed."""
         return all(
             type(value) in _CONSTANTS or (type(value) is tuple and _CONSTANTS.issuperset(map(type, value)))
             for name, value in self.options.items()

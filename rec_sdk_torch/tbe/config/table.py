@@ -1,4 +1,4 @@
-"""Table configs: `TableConfig` and its enums, in terms of torch only."""
+"""Table configs: `TableConfig` and its enums, which depend on torch only."""
 
 from __future__ import annotations
 

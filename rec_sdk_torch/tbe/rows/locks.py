@@ -175,7 +175,7 @@ class Locks:
         self.readers[id(reader)] = weakref.ref(reader)
 
     def keep_rows(self, groups: Sequence[Group]) -> None:
-        """Lets the readers copy their rows of these groups before the rows change. Requires the launch lock."""
+        """Lets the readers copy their rows in `groups`, which are about to change. Requires the launch lock."""
         for ref in self.readers.values():
             reader = ref()
             if reader is not None:

@@ -37,7 +37,7 @@ class PendingGradients(NamedTuple):
     applied: Mapping[str, int] = {}
 
     def cleared(self, applied: bool) -> PendingGradients:
-        """Returns an object without gradients; `applied`: whether they were applied by an update, or discarded."""
+        """Returns an object without gradients; `applied`: True after an update, False if they were discarded."""
         return PendingGradients(applied=combine_checksums(self.applied, self.changes) if applied else self.applied)
 
     def applied_checksums(self) -> dict[str, dict[str, str]]:

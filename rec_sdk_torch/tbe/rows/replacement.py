@@ -61,12 +61,12 @@ class TableSource:
 
     Attributes:
         view: the table.
-        layers: returns the steps that build the table from an empty one: rows to write and ids to remove, in order. It
-            may be called again.
-        window: returns accumulated gradients in chunks: ids, and float32 `[n, 2 * D]`.
+        layers: a function that returns the steps that build the table from an empty one, in order: rows to write and
+            ids to remove. It may be called again.
+        window: a function that returns accumulated gradients in chunks: ids, and float32 `[n, 2 * D]`.
         lifecycle: state of admission and eviction; None for a table that keeps every id.
         rows: the approximate number of ids, to reserve memory.
-        evicted: returns the evicted rows in the save, which no `take_evicted` has returned yet.
+        evicted: a function that returns the evicted rows in the save, which `take_evicted` has not returned yet.
     """
 
     view: TableView

@@ -74,7 +74,7 @@ def write_parts(group: Group, table: int, ids: Int64Array, parts: Mapping[int, t
 
 
 def all_ids(group: Group, table: int) -> Int64Array:
-    """Returns the ids of all rows of a table, in row order. The swap must be settled."""
+    """Returns the ids of all rows of a table, in row order. Call `Swap.settle` first."""
     return group.engine.tables.rows(table)[0]
 
 

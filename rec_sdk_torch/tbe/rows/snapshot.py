@@ -25,7 +25,7 @@ CHUNK_BYTES = 256 << 10
 """Bytes of records that are read at once. The number is small because training waits during one such read."""
 
 MAX_EMPTY_PASSES = 50
-"""Passes without a readable row, one per millisecond, after which all plans are settled to make the rest readable."""
+"""Passes without a readable row, one per millisecond, after which all plans are applied to make the rest readable."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class TableCopies:
 
 
 class Snapshot:
-    """A consistent view of all or some rows of a table, at the time of its construction, while training continues.
+    """All or some rows of a table as they were at the snapshot's construction, readable while training continues.
 
     Before a row changes, `before_update`, `before_change` and similar calls copy it. The constructor requires that no
     other thread plans, reads or updates. A table can have one snapshot at a time; call `close` at the end.
@@ -188,21 +188,21 @@ class Snapshot:
     # ---- before rows change, under the launch lock
 
     def before_update(self, slots: np.ndarray) -> None:
-        """Copies the rows in `slots`, int32 `[n]`, of a plan in flight, before an update changes them."""
+        """Copies the rows in `slots`, int32 `[n]`, which belong to a plan in flight, before an update changes them."""
         self._copy(lambda: self._group.engine.saves.take_slots(self._table, slots))
 
     def before_change(self, ids: Int64Array) -> None:
-        """Copies the rows of `ids` before they are changed or removed. The swap must be settled."""
+        """Copies the rows of `ids` before they are changed or removed. Call `Swap.settle` first."""
         self._copy(lambda: self._group.engine.saves.take_ids(self._table, ids))
 
     def before_all_change(self) -> None:
-        """Copies all remaining rows, since any of them may change. The swap must be settled."""
+        """Copies all remaining rows, since any of them may change. Call `Swap.settle` first."""
         self._cursor = 0
         while self._cursor >= 0 and self._error is None:
             self._copy(self._take_rest)
 
     def before_replacement(self) -> None:
-        """Copies all remaining rows before the engine is replaced. The swap must be settled."""
+        """Copies all remaining rows before the engine is replaced. Call `Swap.settle` first."""
         if not self._replaced:
             self.before_all_change()
             self._replaced = True
@@ -210,7 +210,7 @@ class Snapshot:
     def _take_rest(self) -> RawRows:
         taken, self._cursor = self._group.engine.saves.take_next(self._table, self._cursor, self.size)
         if self._cursor < 0 and self._group.engine.saves.snapshot_pending(self._table):
-            # In a settled swap every row is readable, so rows that this pass has missed are lost.
+            # After `Swap.settle`, every row is readable: rows that this pass has missed are lost.
             raise RuntimeError("rows were evicted that the save had not copied")
         return taken
 

@@ -372,7 +372,7 @@ class _WriteTables:
             optimizer.step = step
 
     def _prepare(self) -> None:
-        """Does everything that can fail; after an exception the tables are unchanged."""
+        """Makes all preparations that can fail; after an exception, the tables are unchanged."""
         self._contents = [
             replace(content, parts={name: to_host(part) for name, part in content.parts.items()})
             for content in self._contents

@@ -37,7 +37,7 @@ class TablePasses:
         self._maxima: dict[int, float] = {}
 
     def run(self) -> None:
-        """Makes the passes that are not done yet. Must be called after the update of the rows, with both locks held."""
+        """Makes the passes that are not done yet. The rows must be updated before; the caller must hold both locks."""
         if not self._optimizers:
             return
         if self._rows is None:

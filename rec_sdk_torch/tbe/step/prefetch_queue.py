@@ -100,7 +100,7 @@ class Prefetched:
 
     @property
     def batch(self) -> Batch:
-        """The part of the batch that is planned: without padding ids and without the tables that are frozen now."""
+        """The part of the batch that is planned: lookups of padding ids and of presently frozen tables are left out."""
         frozen = None if self.layout is None else self.layout.frozen
         part = self._part
         if part is None or part[0] is not frozen:
@@ -167,7 +167,7 @@ class PrefetchQueue:
         self._may_plan = weakref.WeakMethod(may_plan)
         self._looks_ahead = policy_looks_ahead(layout.options.cache_policy)
         layout.locks.register_queue(self)
-        self._queued: deque[Prefetched] = deque()  # batches with plans come before batches without
+        self._queued: deque[Prefetched] = deque()  # planned batches come before unplanned batches
         self._lock = threading.RLock()  # guards `_queued` and `plans`; acquired after the embedding's locks
         self._worker = Worker("rec_sdk_torch.prefetch")
         self.idle = True
@@ -203,7 +203,7 @@ class PrefetchQueue:
     ) -> Batch:
         """Returns the `Batch` of a forward, without padding ids.
 
-        Ids on a device that were prefetched from `source` are not copied again: the queue has them in host memory.
+        Ids on a device that were prefetched with `source` are not copied again: the queue has a copy in host memory.
         """
         if not values.is_cpu:
             prefetched = next((each for each in tuple(self._queued) if each.has_source(source, values)), None)
