@@ -1,7 +1,7 @@
 // Sums in a fixed order. Terms are added one after the other in blocks of kBlock; the block sums are combined
-// pairwise, like the carries of a binary counter. The bits depend only on the terms, and the error grows with
-// kBlock + log2(n / kBlock) instead of n (Higham, Accuracy and Stability of Numerical Algorithms, section
-// 4.2).
+// pairwise, like the carries of a binary counter. The result depends bit for bit only on the terms and their
+// order, and the error grows with kBlock + log2(n / kBlock) instead of n (Higham, Accuracy and Stability of
+// Numerical Algorithms, section 4.2).
 #pragma once
 
 #include <cstdint>
@@ -54,8 +54,8 @@ REC_SDK_INLINE void tree_sum(int64_t leaves, int64_t dim, const Leaf& leaf, floa
   }
 }
 
-// Computes out = the sum of terms [begin, end), begin < end. Terms has row(j, column), indexable by column,
-// and prefetch(j).
+// Computes out = the sum of terms [begin, end), begin < end. Terms is a class with row(j, column), which is
+// indexable by column, and prefetch(j).
 template <int64_t kDim, class Terms>
 REC_SDK_INLINE void pairwise_sum(const Terms& terms, int64_t begin, int64_t end, int64_t dim, float* out) {
   const auto block = [&](int64_t i, int64_t column, int64_t width, float* __restrict acc) {
@@ -76,8 +76,9 @@ REC_SDK_INLINE void pairwise_sum(const Terms& terms, int64_t begin, int64_t end,
 
 constexpr int64_t kLanes = 16;
 
-// Adds halves to halves. Written without a loop, because GCC 12 would keep the lanes of a loop in memory, at
-// a cost of a hundred instructions per row.
+// Returns the sum of 16 lanes; each step adds the upper half of the lanes to the lower half. Written without
+// a loop, because GCC 12 would keep the lanes of a loop in memory, at a cost of a hundred instructions per
+// row.
 REC_SDK_INLINE float sum_of_lanes(const float* lanes) {
   typedef float Quad __attribute__((vector_size(16)));
   Quad quads[kLanes / 4];
@@ -111,8 +112,8 @@ REC_SDK_INLINE float lane_sum(int64_t dim, const Term& term) {
   return lane_sums(dim, [&](int64_t k) { return Numbers<float, 1>{{term(k)}}; }).each[0];
 }
 
-// The gradients of lookups as terms of a sum. kScaled: each is multiplied by its lookup's scale. kMany: the
-// gradients are in several tensors.
+// The gradients of lookups as terms of a sum. kScaled: each gradient is multiplied by its lookup's scale.
+// kMany: the gradients are in several tensors.
 template <bool kScaled, bool kMany>
 struct GradientTerms {
   const Lookups& lookups;
@@ -150,7 +151,7 @@ REC_SDK_INLINE void sum_terms(const Lookups& lookups, int64_t begin, int64_t end
   }
 }
 
-// Handles several gradient tensors; a separate function, so that it costs nothing if there is only one.
+// Sums gradients of several tensors. A separate function, so that the case of one tensor does not pay for it.
 template <int64_t kDim>
 __attribute__((noinline)) void sum_lookups_of_many(const Lookups& lookups, int64_t begin, int64_t end,
                                                    int64_t dim, float* out) {

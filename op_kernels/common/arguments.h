@@ -57,7 +57,8 @@ struct PooledWeightsGrad {
   int64_t lookups;
 };
 
-// The gradient of an output of lookups. It is four 8-byte words, so that kernels can store tables of them.
+// The gradient of an output of lookups. It consists of four 8-byte words, so that kernels can store tables of
+// gradients.
 struct Gradient {
   const float* data;  // [rows, columns], row stride `stride`
   int64_t stride;
@@ -78,7 +79,8 @@ struct Lookups {
   int64_t grad_count;
 };
 
-// The CPU sums longer segments in chunks of this length, in parallel. A power of two of blocks (aggregate.h).
+// The CPU sums longer segments in chunks of this length, in parallel. The length is a power-of-two number of
+// blocks (aggregate.h).
 constexpr int64_t kChunkLookups = 1024;
 
 struct Chunk {
@@ -91,8 +93,8 @@ struct HotRow {
   int64_t first_chunk;
 };
 
-// Devices sum segments with more lookups than this in whole chunks of this length, in parallel, plus the
-// remaining lookups. A power of two of blocks.
+// Devices sum segments with more lookups than this in whole chunks of this length, in parallel, and then add
+// the remaining lookups. The length is a power-of-two number of blocks.
 constexpr int64_t kHotLookups = 128;
 
 // A segment with more than kHotLookups lookups.
@@ -110,10 +112,11 @@ struct Segments {
   const int32_t* unique_slots;  // [rows], distinct
   const int32_t* offsets;       // [rows + 1]
   int64_t rows;
-  // For devices: all hot segments, ascending, or none. A hot segment is summed to the same bits as any other.
+  // For devices: all hot segments, ascending, or none. The sum of a segment is bit-identical whether or not
+  // it is listed.
   const HotSegment* hot_segments;  // [hot_segment_count]
   int64_t hot_segment_count;
-  // For the CPU, which computes them from the offsets.
+  // For the CPU, which computes this list from the offsets.
   const HotRow* hot_rows;  // [hot_count], ascending
   int64_t hot_count;
   const float* chunk_sums;  // [chunks, dim]; also used by CUDA

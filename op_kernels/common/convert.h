@@ -1,7 +1,7 @@
-// Storage formats of the weights, as arithmetic on bits, which is vectorized and gives the same bits on every
-// platform. store(value) rounds to nearest, ties to even. store(value, random) rounds up or down by the upper
-// bits of `random`, so that it is unbiased; magnitudes beyond the largest finite number are rounded to
-// nearest, so that none becomes infinite by chance.
+// Storage formats of the weights. Conversions are arithmetic on bits, which compilers vectorize and whose
+// results are bit-identical on every platform. store(value) rounds to nearest, ties to even. store(value,
+// random) rounds up or down by the upper bits of `random`, so that it is unbiased; magnitudes beyond the
+// largest finite number are rounded to nearest, so that none becomes infinite by chance.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ bool has_v4() {
 }
 #endif
 
-// The best one is first.
+// The instruction sets, the fastest first.
 const Candidate kCandidates[] = {
 #ifdef REC_SDK_HAS_X86_LEVELS
     {&x86_64_v4::kKernels, has_v4},

@@ -1,5 +1,5 @@
 // The CPU kernels, one table of functions per instruction set. Every kernel processes the items [begin, end)
-// of its arguments. Ranges may run in any order on any threads; the results have the same bits.
+// of its arguments. Ranges may run in any order on any threads; the results are bit-identical.
 #pragma once
 
 #include <cstdint>

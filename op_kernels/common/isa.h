@@ -1,6 +1,6 @@
 // One source, several instruction sets: the cpu.cpp files are compiled once for each, with REC_SDK_ISA naming
-// the namespace. Everything inline that they use lives in that namespace, so that the linker can never merge
-// a function compiled for AVX-512 into the code for a machine without it. For the same reason they use no
+// the namespace. All inline functions that they use are in that namespace, so that the linker can never use a
+// function compiled for AVX-512 in the code for a machine without AVX-512. For the same reason they use no
 // std:: templates.
 #pragma once
 
@@ -11,8 +11,8 @@
 #ifdef __CUDACC__
 #define REC_SDK_HD __host__ __device__ __forceinline__
 #elif defined(REC_SDK_CANN) || (defined(__NPU_ARCH__) && !defined(REC_SDK_ASCENDC_ARCH))
-// Compiled by CANN, for the device or for the host, and not for the emulator. The functions are device-only,
-// because they call operators of planes, which are device-only.
+// This branch is for CANN's compiler, for the device or for the host, and not for the emulator. The functions
+// are device-only, because they call operators of planes, which are device-only.
 #include "kernel_operator.h"
 #define REC_SDK_HD __aicore__ inline __attribute__((always_inline))
 #else

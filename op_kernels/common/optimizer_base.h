@@ -38,7 +38,7 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-// The values of an optimizer without row states or measures.
+// The values that an optimizer without row states or measures computes per row: none.
 struct NoValues {};
 
 template <int kPass>
@@ -67,7 +67,8 @@ struct MeanSquareOptimizer {
 };
 
 // Lower bound of a norm that a formula divides by, so that 0 / 0 is 0. Every norm whose square is not 0 in
-// fp32 is larger. With a smaller bound, a step whose square underflows would become a large step.
+// fp32 is larger. With a smaller bound, a step whose norm's square underflows to 0 would be scaled up to a
+// large step.
 constexpr float kLeastNorm = 3e-23f;
 
 // The largest finite number.
@@ -94,7 +95,8 @@ struct Moments {
     *average *= beta2;
     *average += one_minus_beta2 * g * g;
   }
-  // One average for the whole row, of the mean of its `dim` squares. `squares` is their sum.
+  // One moving average for the whole row, of the mean of the `dim` squared gradients. `squares` is the sum of
+  // these squares.
   template <class T>
   constexpr REC_SDK_HD void second(T* average, const T& squares, float dim) const {
     *average *= beta2;

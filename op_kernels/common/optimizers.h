@@ -167,7 +167,7 @@ struct DecayedAdadelta : WithL2<Adadelta, 5> {
   explicit constexpr REC_SDK_HD DecayedAdadelta(const float* c) : WithL2(c) {}
 };
 
-// torch.optim.Adam and SparseAdam: they differ only in coefficients 1 and 7.
+// torch.optim.Adam and SparseAdam: the two differ only in coefficients 1 and 7.
 struct Adam : ElementwiseOptimizer {
   static const char* name() { return "adam"; }
   static const char* coefficients() {
@@ -201,7 +201,7 @@ struct DecayedAdam : WithL2<Adam, 8> {
   explicit constexpr REC_SDK_HD DecayedAdam(const float* c) : WithL2(c) {}
 };
 
-// torch.optim.AdamW: decay is decoupled.
+// torch.optim.AdamW: Adam with decoupled weight decay.
 struct AdamW : Adam {
   static const char* name() { return "adamw"; }
   static const char* coefficients() {
@@ -227,7 +227,7 @@ struct CorrectedMoments {
       : lr(c[1]), eps(c[2]), moments(c + 3), inv_bias_correction1(c[7]), inv_sqrt_bias_correction2(c[8]) {}
 };
 
-// LAMB: the step of Adam with weight decay, scaled to the norm of the row's weight times lr.
+// LAMB: the step of Adam with weight decay, scaled so that its norm is lr times the norm of the row's weight.
 struct Lamb : CorrectedMoments {
   static const char* name() { return "lamb"; }
   static const char* coefficients() {
@@ -331,7 +331,7 @@ struct PartialRowWiseLamb : CorrectedMoments {
     const T step = factor.each[0] * states[0] + w * weight_decay;
     return {{w * w, step * step}};
   }
-  // Returns both factors and not their product, which may overflow where the step is 0.
+  // Returns both factors instead of their product, because the product may overflow where the step is 0.
   template <class T>
   constexpr REC_SDK_HD Numbers<T, 2> begin_row(Pass<1>, T*, const Numbers<T, 2>& sums, float,
                                                const Numbers<T, 1>& factor) const {

@@ -1,4 +1,4 @@
-// Software prefetch of rows: a lookup jumps to a random place, which no hardware prefetcher can guess.
+// Software prefetch of rows. Lookups read random addresses, which no hardware prefetcher can predict.
 #pragma once
 
 #include <cstdint>

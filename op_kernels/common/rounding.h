@@ -21,8 +21,8 @@ struct RowNumbers {
   REC_SDK_HD uint32_t at(uint32_t column) const { return start + column * step; }
 };
 
-// Hashes a row's id and a seed to its random numbers. `seed` belongs to the table and this update; its bits
-// must already be well mixed.
+// Computes the random numbers of a row from a hash of its id and a seed. `seed` belongs to the table and this
+// update; its bits must already be well mixed.
 REC_SDK_HD RowNumbers row_numbers(int64_t id, int64_t seed) {
   constexpr uint64_t kFactor = 0xd6e8feb86659fd93u;
   uint64_t z = static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(seed);

@@ -30,9 +30,10 @@ struct RowWiseAdagrad : MeanSquareOptimizer {
   }
 };
 
-// Row-wise Adagrad with FBGEMM's weight decay. With L2 decay the decay is added to the gradient before it is
-// squared; with decoupled decay it is not. In both cases the weight is multiplied by 1 - rate * l2 -
-// decoupled. One formula serves both, because the coefficient of the other kind is 0.
+// Row-wise Adagrad with FBGEMM's weight decay. With L2 decay, the decay term is added to the gradient before
+// the gradient is squared; with decoupled decay, it is not. In both cases the weight is multiplied by 1 -
+// rate * l2 - decoupled. One formula serves both kinds of decay: the coefficient of the kind that is not used
+// is 0.
 struct DecayedRowWiseAdagrad {
   static const char* name() { return "decayed_rowwise_adagrad"; }
   static const char* coefficients() { return "lr eps l2 decoupled"; }
@@ -107,8 +108,8 @@ struct BoundedRowWiseAdagrad {
   }
 };
 
-// BoundedRowWiseAdagrad with a moving average of the weight as a state, which the host updates between the
-// updates.
+// BoundedRowWiseAdagrad with one more state: a moving average of the weight. The kernel does not change this
+// state; the host does, between updates.
 struct EnsembleRowWiseAdagrad : BoundedRowWiseAdagrad {
   static const char* name() { return "ensemble_rowwise_adagrad"; }
   static constexpr int kElementStates = 1;  // sparse_ema
@@ -271,8 +272,8 @@ struct CountedRowWiseAdagrad {
 };
 
 // Row-wise Adagrad whose rate grows with the root of the count of the row's updates (by_root), or with the
-// count itself (by_count), up to `bound`. Decay is decoupled. The rate and the decay also include the decay
-// of the updates that the row missed, of at most most_steps.
+// count itself (by_count), up to `bound`. Weight decay is decoupled. The rate and the decay also make up for
+// the decay of updates that the row missed, at most most_steps of them.
 struct CountedAdagradW : MeanSquareOptimizer {
   static const char* name() { return "counted_adagradw"; }
   static const char* coefficients() {

@@ -87,7 +87,7 @@ class BagWalk {
 
   __aicore__ inline bool at_end() const { return bag_ == behind_last_; }
 
-  // Returns the ends of consecutive bags of this feature in UB, from this bag on, at least one.
+  // Returns at least one bag end in UB: the ends of consecutive bags of this feature, from this bag on.
   __aicore__ inline typename ScalarStream<int64_t, kOffsets>::Run ends() {
     return offsets_.run(bag_ + 1, minimum(batch_size_ - sample_, behind_last_ - bag_));
   }

@@ -1,4 +1,4 @@
-// The launch before the update: sums of the chunks of hot rows, divided evenly among cores.
+// The launch before the update, which sums the chunks of hot rows. The chunks are divided evenly among cores.
 #pragma once
 
 #include "op_kernels/common/ascendc/hot_rows.h"

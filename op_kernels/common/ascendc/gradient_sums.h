@@ -54,8 +54,8 @@ __aicore__ inline constexpr int64_t sum_levels(int64_t lookups) {
   return maximum<int64_t>(1, floor_log2(maximum<int64_t>(1, ceil_div(lookups, kSumBlock))));
 }
 
-// The number of gradient rows in each half of the stream buffer. It is enough to keep copies in flight, and
-// for the additional gradients of a tile's rows if each row has few lookups.
+// The number of gradient rows in each half of the stream buffer. The buffer is large enough to keep copies in
+// flight, and to hold the additional gradients of a tile's rows if each row has few lookups.
 constexpr int64_t kMostStreamRows = 2 * kSumBlock;
 __aicore__ inline constexpr int64_t stream_rows(int64_t pitch) {
   constexpr int64_t kStreamFloats = 4096;
@@ -66,15 +66,15 @@ __aicore__ inline constexpr int64_t sum_bytes(int64_t pitch, int64_t levels) {
   return (2 * stream_rows(pitch) + levels) * pitch * 4;
 }
 
-// The row at `place`, to which the additional terms before `end` are added. They start at the `end` of the
-// previous row.
+// The row at `place`, and the additional terms that are added to it: from the `end` of the previous row up to
+// `end`.
 struct ExtraGradients {
   uint32_t place, end;
 };
 
 class GradientSums {
  public:
-  // chunk_sums: [.., chunk_pitch] or null.
+  // chunk_sums: the sums of earlier completed chunks, [.., chunk_pitch], or null.
   __aicore__ inline void init(TPipe* pipe, LookupIndex* index, const Lookups& lookups, int64_t pitch,
                               int64_t levels, const float* chunk_sums, int64_t chunk_pitch) {
     index_ = index;
@@ -100,7 +100,7 @@ class GradientSums {
     free_[half].wait();
     return term(half, 0);
   }
-  // Loads gradients of lookups to rows of `to` [.., pitch]. MTE2.
+  // Loads gradients of lookups to rows of `to` [.., pitch]. Engine: MTE2.
   template <bool kPlain>
   __aicore__ inline void load_lookups(const LocalTensor<float>& to, int64_t lookup, int64_t n,
                                       const TileColumns& columns) {
@@ -117,7 +117,7 @@ class GradientSums {
     }
   }
   // Adds the additional terms of a half to the rows of `out` that `sums` lists. The terms of a row end where
-  // the terms of the next row begin. V.
+  // the terms of the next row begin. Engine: vector unit.
   __aicore__ inline void add_extra(int half, const ExtraGradients* sums, int64_t n, int64_t width,
                                    const LocalTensor<float>& out) {
     const LocalTensor<float> terms = term(half, 0);
@@ -137,7 +137,7 @@ class GradientSums {
   }
 
   // For each i < sums and t = terms_of(i): sets row t.row of out [.., pitch] to columns [column, column +
-  // width) of the sum of the terms t, which are at least one. V.
+  // width) of the sum of the terms t, of which there is at least one. Engine: vector unit.
   template <class TermsOf>
   __aicore__ inline void run(const TermsOf& terms_of, int64_t sums, int64_t column, int64_t width,
                              const LocalTensor<float>& out) {
@@ -167,11 +167,11 @@ class GradientSums {
     const uint8_t* data;
     int64_t pitch, column;
     int32_t short_pitch;  // the pitch in 32 bits, used if kPlain
-    // Returns the gradient of a lookup that is in the index windows.
+    // Returns the address of the gradient of a lookup whose indices are in the index windows.
     __aicore__ inline const float* operator()(int64_t lookup) const {
       return (*this)(lookup, index.at(kGradRow, lookup));
     }
-    // The overload for a known row.
+    // Returns the same address if the gradient's row is already known.
     __aicore__ inline const float* operator()(int64_t lookup, int32_t row) const {
       if (kPlain) return reinterpret_cast<const float*>(data + static_cast<int64_t>(row) * short_pitch);
       const int64_t from = lookups.grad_column != nullptr ? index.at(kGradColumn, lookup) : 0;
@@ -206,8 +206,8 @@ class GradientSums {
       load_padded(to, from, width);
     }
   }
-  // Returns whether all gradients are rows of one array, less than 2 GiB apart, unscaled, and a multiple of
-  // UB blocks.
+  // Returns whether all gradients are unscaled rows of one array, less than 2 GiB apart, with a width of
+  // whole UB blocks.
   __aicore__ inline bool plain(const TileColumns& columns) const {
     return lookups_.grad_column == nullptr && lookups_.grad_source == nullptr && !scaled() &&
            lookups_.grad.stride <= INT32_MAX / 4 && columns.width % (kUbBlock / 4) == 0;
@@ -230,7 +230,7 @@ class GradientSums {
     __aicore__ inline int64_t in_block() const { return remainder(term - terms.chunks, kSumBlock); }
     __aicore__ inline int64_t left_of_block() const { return minimum(left(), kSumBlock - in_block()); }
     __aicore__ inline bool at_end() const { return sum == sums; }
-    // Returns the number of terms of the sum from this one on.
+    // Returns the number of terms that remain, including this one.
     __aicore__ inline int64_t left() const { return count() - term; }
     // Advances by at most the remaining terms.
     template <class TermsOf>
@@ -272,7 +272,7 @@ class GradientSums {
     return count;
   }
 
-  // Loads terms [at, at + n) of a half.
+  // Loads n chunk sums as terms [at, at + n) of a half.
   __aicore__ inline void load_chunks(int half, int64_t at, int64_t chunk, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
       load_padded(term(half, at + i), chunk_sums_ + (chunk + i) * chunk_pitch_ + column_, width_);

@@ -4,8 +4,8 @@
 // sum_chunks      each core sums its share of all chunks
 // update_rows     each core updates its share of the rows, measured in bytes to move
 //
-// A chunk of kChunk lookups contains exactly one multiple of kChunk; this determines its position in the
-// workspace.
+// The lookup numbers of a chunk contain exactly one multiple of kChunk, which determines the chunk's position
+// in the workspace.
 #pragma once
 
 #include "op_kernels/common/ascendc/gradient_sums.h"
@@ -34,8 +34,8 @@ __aicore__ inline int64_t chunks_of(int64_t lookups, const HotWorkspace& workspa
   return workspace.sums != nullptr && lookups > kChunk ? quotient(lookups, kChunk) : 0;
 }
 
-// The hot segments that are summed in chunks: all of them or none. The scalar unit reads them directly from
-// GM, because each core needs only a few.
+// The hot segments that are summed in chunks: either all hot segments or none. The scalar unit reads the list
+// directly from GM, because each core needs only a few entries.
 class HotSegments {
  public:
   __aicore__ inline void init(const Segments& segments, const HotWorkspace& workspace) {

@@ -15,7 +15,7 @@ __aicore__ inline constexpr int64_t spread_pitch(int64_t pitch, int64_t unit) {
   return (pitch / unit | 1) * unit;
 }
 
-// Folds lanes to a sum.
+// Combines lanes by addition.
 struct SumOfLanes {
   __aicore__ inline static void strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
                                         uint8_t block, uint8_t repeat) {
@@ -26,8 +26,8 @@ struct SumOfLanes {
     AscendC::Add(to, a, b, count);
   }
 };
-// Folds lanes to the largest of non-negative numbers: compared as integers, their bits have the same order,
-// with NaN above all.
+// Combines lanes of non-negative numbers by their maximum. Their bits are compared as integers, which have
+// the same order, with NaN above all numbers.
 struct LargestOfLanes {
   __aicore__ inline static void strided(const LocalTensor<float>& to, const LocalTensor<float>& values,
                                         uint8_t block, uint8_t repeat) {
@@ -42,8 +42,8 @@ struct LargestOfLanes {
 
 // Sums of the rows of a tile in the order of lane_sum: lane l adds columns l, l + 16, ..., then lanes l + 8,
 // + 4, + 2, + 1 are added to lane l. The lanes of a row are two UB blocks, and one instruction adds a block
-// of all rows. At the end Gather transposes them, so that lane l of all rows is consecutive: every step is
-// then one addition for the whole tile, and the results are in order.
+// of all rows. At the end Gather transposes the lanes, so that lane l of all rows is consecutive. Every step
+// is then one addition for the whole tile, and the results are in order.
 class LaneSums {
  public:
   // Floats of UB per row: the lanes of the sums, the transposed lanes of one sum, their index, and the row's

@@ -16,10 +16,10 @@ int64_t rec_sdk_ascendc_vector_cores(void* stream);
 // Returns and clears the error (an aclError, 0 is none) of this thread's launches since the last call; launch
 // functions return nothing.
 int32_t rec_sdk_ascendc_take_error();
-// Launches on no cores, which the runtime must reject; used to test that failures are reported.
+// Launches a kernel on zero cores, which the runtime must reject. Used to test that failures are reported.
 void rec_sdk_launch_on_no_cores(void* stream);
 
-// Declares rec_sdk_launch_gather_rows(stream, arguments) and so on.
+// Declares the launch function of each operator, such as rec_sdk_launch_gather_rows(stream, arguments).
 #define REC_SDK_LAUNCH(name, Arguments) void rec_sdk_launch_##name(void* stream, const rec_sdk::Arguments* a);
 REC_SDK_OPERATORS(REC_SDK_LAUNCH)
 REC_SDK_JOINED_OPERATORS(REC_SDK_LAUNCH)

@@ -24,8 +24,8 @@ using Landing = AscendC::TBuf<TPosition::VECIN>;    // used by copies in both di
 constexpr uint32_t kUbBytes = 188160;
 constexpr uint32_t kUbBlock = 32;        // UB addresses of copies and vector instructions are multiples of it
 constexpr int64_t kMaxDmaBlocks = 4095;  // maximum number of blocks of one DataCopyPad
-// Maximum number of bytes between its blocks in GM: half of the documented limit, so that no software layer
-// can take the gap for a negative number (docs/npu.md).
+// Maximum number of bytes between the blocks of a DataCopyPad in GM: half of the documented limit, so that no
+// software layer can take the gap for a negative number (docs/npu.md).
 constexpr int64_t kMaxGap = INT32_MAX;
 
 // Casts a pointer of the arguments, which already holds a device address, to a pointer to GM.
@@ -87,7 +87,8 @@ __aicore__ inline void load(const LocalTensor<T>& to, const T* from, int64_t cou
   AscendC::DataCopyPad(to, global(from, count), one, no_padding);
 }
 
-// Like load(), with zeros up to the end of the last UB block, so that vector operations may run over it.
+// Loads like load(), and fills the rest of the last UB block with zeros, so that vector operations may run
+// over it.
 template <class T>
 __aicore__ inline void load_padded(const LocalTensor<T>& to, const T* from, int64_t count) {
   const int64_t padding = align_up(count, kUbBlock / sizeof(T)) - count;
@@ -134,8 +135,8 @@ __aicore__ inline void store(const T* to, const LocalTensor<T>& from, int64_t co
   AscendC::DataCopyPad(global(to, count), from, one);
 }
 
-// Copies values within UB. V, which adds 0 to their bits as integers: float arithmetic may flush subnormal
-// numbers.
+// Copies values within UB. The vector unit adds 0 to their bits as integers, because float arithmetic may
+// flush subnormal numbers.
 __aicore__ inline void copy_values(const LocalTensor<float>& to, const LocalTensor<float>& from,
                                    int64_t count) {
   AscendC::Adds(to.ReinterpretCast<int32_t>(), from.ReinterpretCast<int32_t>(), 0,
@@ -146,7 +147,7 @@ __aicore__ inline void copy_values(const LocalTensor<float>& to, const LocalTens
 __aicore__ inline void vector_barrier() { AscendC::PipeBarrier<PIPE_V>(); }
 
 // Invalidates the data cache before the scalar unit reads GM that an earlier launch wrote. The end of a
-// launch already does this for its cores; this costs one instruction.
+// launch already does this for the launch's cores; repeating it costs one instruction.
 template <class T>
 __aicore__ inline void forget_cached(const T* any) {
   AscendC::DataCacheCleanAndInvalid<T, AscendC::CacheLine::ENTIRE_DATA_CACHE,

@@ -15,7 +15,7 @@ class OneMask {
     AscendC::SetMaskCount();
     go_on(count);
   }
-  // Changes the count.
+  // Sets the number of elements of the following instructions.
   __aicore__ inline static void go_on(int64_t count) {
     AscendC::SetVectorMask<float, AscendC::MaskMode::COUNTER>(static_cast<int32_t>(count));
   }
@@ -76,7 +76,7 @@ class OneMask {
                                          float by) {
     AscendC::Muls<float, false>(to, values, by, AscendC::MASK_PLACEHOLDER, 1, {1, 1, 8, 8});
   }
-  // Copies like copy_values().
+  // Copies values as copy_values() does.
   __aicore__ inline static void copy(const LocalTensor<float>& to, const LocalTensor<float>& from) {
     copy_strided(to, from, 1, 8);
   }

@@ -104,7 +104,7 @@ REC_SDK_COUNTED at_most(CountedOperand a, float) { return counted(a); }
 REC_SDK_COUNTED at_least(CountedOperand a, float) { return counted(a); }
 #undef REC_SDK_COUNTED
 
-// Returns counting planes for the values of a row. owned > 0: each takes a plane of the pool.
+// Returns counting planes for the values of a row. If owned > 0, each value takes a plane of the pool.
 template <int kCount>
 __aicore__ inline constexpr Numbers<CountedPlane, kCount> counted_values(
     PlaneTally* tally, int owned, const Numbers<CountedPlane, kCount>&) {

@@ -18,7 +18,7 @@ class PlanePool {
     pipe->InitBuffer(buffer_, static_cast<uint32_t>(planes) * elements_ * 4);
     used_ = 0;
   }
-  // Returns a free plane; there is always one.
+  // Returns a free plane. One is always free, because planes_of_formula() counts the planes needed.
   __aicore__ inline int take() {
     int index = 0;
     while ((used_ >> index) & 1) ++index;
@@ -223,7 +223,7 @@ __aicore__ inline Plane sqrtf(Operand a) {
   return finished(result, a);
 }
 
-// The functions of row_steps.h for planes.
+// Implements the functions of row_steps.h for planes.
 __aicore__ inline Plane at_most(Operand a, float bound) {
   const PlaneStorage result = result_of(a);
   AscendC::Mins(result.data, a.data(), bound, result.count);

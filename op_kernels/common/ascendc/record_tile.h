@@ -71,7 +71,7 @@ class RecordTiles {
     return plan_.joined ? joined_rows(set) : row_state(set, s);
   }
   // Copies each row's new state to the UB block after its weights, from which it is stored. Called after
-  // encode(). V.
+  // encode(). Engine: vector unit.
   __aicore__ inline void join_row_state(int set, int64_t rows) {
     if (!plan_.joined) return;
     constexpr int64_t kBlock = kUbBlock / 4;
@@ -92,7 +92,7 @@ class RecordTiles {
     LocalTensor<int32_t> slots;
   };
 
-  // Loads the records of the rows. MTE2.
+  // Loads the records of the rows. Engine: MTE2.
   __aicore__ inline void load_records(const Rows& rows, const TileColumns& columns) {
     if (Weights::kBytes == 2)
       load_halves(stored_[rows.set].template Get<uint16_t>(), rows, weight_block(columns));
@@ -105,7 +105,7 @@ class RecordTiles {
     if (has_row_states(columns)) load_blocks(row_state(rows.set, 0), rows, row_blocks());
   }
 
-  // Stores the records of the rows. MTE3.
+  // Stores the records of the rows. Engine: MTE3.
   __aicore__ inline void store_records(const Rows& rows, const TileColumns& columns) {
     if (Weights::kBytes == 2)
       store_halves(stored_[rows.set].template Get<uint16_t>(), rows, weight_block(columns));
@@ -118,7 +118,7 @@ class RecordTiles {
     if (has_row_states(columns)) store_blocks(row_state(rows.set, 0), rows, row_blocks());
   }
 
-  // Converts 16-bit weights and states to floats, and back. V.
+  // Converts 16-bit weights and states to floats, and back. Engine: vector unit.
   __aicore__ inline void decode(int set, int64_t rows, const TileColumns& columns) {
     if constexpr (Weights::kBytes == 2) {
       widen<typename Weights::Type>(weights(set), stored_[set], 0, rows * plan_.pitch);

@@ -11,10 +11,11 @@ class RowNorms {
  public:
   enum Norm { kSquares, kLargest, kNorms };
 
-  // The lanes, and two sets of results that are being stored.
+  // Floats of UB per row: the lanes, and two sets of results, one of which is stored while the other is
+  // computed.
   static constexpr int64_t kFloatsOfRow = LaneSums::floats_of_row(kNorms) + 2 * kNorms;
 
-  // to: [kNorms, all_rows].
+  // to: the norms of all rows in GM, [kNorms, all_rows].
   __aicore__ inline void init(TPipe* pipe, const TilePlan& plan, float* to, int64_t all_rows) {
     rows_ = align_up(plan.rows, kUbBlock / 4);
     to_ = to;
@@ -23,7 +24,7 @@ class RowNorms {
     pipe->InitBuffer(counted_, static_cast<uint32_t>(2 * kNorms * rows_ * 4));
   }
 
-  // Adds these columns of the tile; the first columns start new sums. V.
+  // Adds these columns of the tile; the first columns start new sums. Engine: vector unit.
   __aicore__ inline void count(const Plane& gradients, int64_t rows, const TileColumns& columns, int64_t dim,
                                int set) {
     if (columns.column == 0) lanes_.begin(rows);
@@ -38,7 +39,7 @@ class RowNorms {
     lanes_.finish<LargestOfLanes>(counted(set, kLargest), kLargest);
   }
 
-  // Stores the norms once all columns of the tile are added. MTE3.
+  // Stores the norms once all columns of the tile are added. Engine: MTE3.
   __aicore__ inline void store_rows(int set, int64_t first, int64_t rows) {
     for (int norm = 0; norm < kNorms; ++norm) {
       store(to_ + norm * all_rows_ + first, counted(set, norm), rows);

@@ -19,7 +19,7 @@ class RowSplit {
     search_.init(pipe);
     row_cost_ = 2 * record_bytes + 8;
     lookup_cost_ = segments.dim * 4 + lookup_arrays(segments.lookups) * 4;
-    // A chunk's sum is read instead of its lookups.
+    // For a chunk, its sum is read instead of its lookups.
     chunk_cost_ = segments.dim * 4 - kChunk * lookup_cost_;
     chunks_ = hot_.chunks();
   }
@@ -76,7 +76,7 @@ class RowSplit {
     }
   };
 
-  // Narrows both intervals, so that they contain no hot row inside.
+  // Narrows both intervals until no hot row lies inside them.
   __aicore__ inline void narrow(const int64_t (&wanted)[kEnds], Interval (&in)[kEnds]) {
     if (hot_.count() == 0) return;
     const SearchedArray<int32_t> all = {hot_.words(), hot_.count(), 0, hot_.count()};

@@ -7,15 +7,15 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// The coefficients of the tables that share a launch. Null offsets: one table; null coefficients: none, no
-// clipping.
+// The coefficients of the tables that share a launch. If `offsets` is null, there is one table. If
+// `coefficients` is null, the optimizer has none, and gradients are not clipped.
 struct TablesOfRows {
   const int32_t* offsets;  // [count + 1]
   int64_t count;
   const float* coefficients;  // [count, kCoefficients]
 };
 
-// The parameters of stochastic rounding; null: weights are rounded to nearest.
+// The parameters of stochastic rounding. Without them, weights are rounded to nearest.
 struct RoundingOfRows {
   const int64_t* ids;    // [rows]
   const int64_t* seeds;  // [tables]

@@ -1,5 +1,5 @@
-// Sets a core's control register, so that results beyond the range of a type are as on the host, and restores
-// it at the end.
+// Sets a core's control register so that results beyond the range of a type equal the host's results, and
+// restores the register at the end.
 //
 // Numbers too large for 16 bits: while bit 48 is 0, infinity becomes the largest number and NaN becomes 0,
 // which would hide a diverged training; while it is 1, both are kept. CANN's documents disagree about its

@@ -1,6 +1,6 @@
-// Scalars of an array in GM, read in order (slots, offsets, sample weights). Chunks are copied to UB by DMA,
-// the next one while the present one is read: reading GM with the scalar unit would stall it at every cache
-// line.
+// Scalars of an array in GM, read in order (slots, offsets, sample weights). Chunks are copied to UB by DMA;
+// the next chunk is copied while the present one is read. If the scalar unit read GM directly, it would stall
+// at every cache line.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"
@@ -27,8 +27,8 @@ class ScalarStream {
     released_.release(pipe);
   }
 
-  // Starts reading elements [begin, end) of the array; at() must then reach the last one. May be called again
-  // after that.
+  // Starts reading elements [begin, end) of the array; at() must then reach the last element. start() may be
+  // called again after that.
   __aicore__ inline void start(const T* array, int64_t begin, int64_t end) {
     from_ = array + begin;
     begin_ = begin;

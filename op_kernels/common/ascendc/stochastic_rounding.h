@@ -1,6 +1,6 @@
 // Stochastic rounding of a tile of weights, with the results of store(value, random) in convert.h. The
 // weights are rounded to numbers that 16 bits can represent, so the following conversion does not change
-// them. Magnitudes beyond the largest finite number are not changed here, and the conversion rounds them to
+// them. Magnitudes beyond the largest finite number are not changed here; the conversion rounds them to
 // nearest.
 //
 // The vector unit of arch 2201 has no logical instructions for 32 bits. A mask is 0 or -1, from the sign of a
@@ -33,7 +33,8 @@ class StochasticRounding {
     }
   }
 
-  // Rounds weights [rows, pitch], whose columns start at `column`. pool: planes of that size, all free. V.
+  // Rounds weights [rows, pitch], whose columns start at `column`. pool: planes of that size, all free.
+  // Engine: vector unit.
   template <bool kHalf>
   __aicore__ inline void run(const LocalTensor<float>& weights, PlanePool* pool,
                              const REC_SDK_ISA::RowNumbers* numbers, int64_t rows, int64_t column) {
@@ -64,7 +65,7 @@ class StochasticRounding {
     AscendC::Mul(to, a, b, count_);
     vector_barrier();
   }
-  // Shifts in zeros.
+  // A logical shift, which fills the vacated bits with zeros.
   __aicore__ inline void shift_right(const Ints& to, const Ints& a, uint32_t by) const {
     AscendC::ShiftRight(to.ReinterpretCast<uint32_t>(), a.ReinterpretCast<uint32_t>(), by, count_);
     vector_barrier();

@@ -85,8 +85,8 @@ __aicore__ inline constexpr int64_t tile_pitch(const RecordShape& shape, RowNeed
   return needs.sums > 0 ? spread_pitch(pitch, unit) : pitch;
 }
 
-// Returns the bytes of the smallest tile, which is possible for rows of any width: one row of one pass of the
-// lanes. UpdateTiles does not compile for an optimizer for which this does not fit, so every plan fits.
+// Returns the bytes of the smallest tile, which has one row and as many columns as there are lanes.
+// UpdateTiles does not compile for an optimizer whose smallest tile does not fit, so a plan always exists.
 __aicore__ inline constexpr int64_t narrowest_tile_bytes(const RecordShape& shape, RowNeeds needs,
                                                          const BesideTile& beside, int64_t lookups) {
   const int64_t pitch = tile_pitch(shape, needs, kLanes);
@@ -109,7 +109,7 @@ __aicore__ inline TilePlan plan_tiles(const RecordShape& shape, RowNeeds needs, 
   TilePlan plan{1, 0, 0, row_plane_pitch(shape), sum_levels(lookups)};
   const int planes = beside.planes;
   for (int64_t tiles = 1;; ++tiles) {
-    // A multiple of the lanes.
+    // If a row needs several tiles, the width is a multiple of the lanes.
     plan.width = tiles == 1 ? shape.dim : align_up(ceil_div(shape.dim, tiles), kLanes);
     plan.pitch = tile_pitch(shape, needs, plan.width);
     const int64_t left =

@@ -66,8 +66,8 @@ class UpdateTiles {
   static_assert(narrowest_tile_bytes(kLargest, RowNumbers::kNeeds, kMostBeside, INT32_MAX) <= kUbBytes,
                 "the narrowest tile fits UB, whatever the width of the rows");
 
-  // One pass over columns of a tile of rows of one table. An optimizer that measures rows wider than a tile
-  // processes all columns for each of its passes, and then updates them.
+  // One pass over columns of a tile of rows of one table. If rows are wider than a tile, an optimizer that
+  // measures them processes all columns in each of its passes, and then updates them.
   struct Step {
     int64_t row, rows, table, table_end;
     TileColumns columns;
@@ -220,7 +220,7 @@ class UpdateTiles {
   // Loads the gradients of rows with few lookups. The first gradient of a row is loaded directly to its
   // position, additional gradients to a buffer. A first loop handles rows with one or two lookups, a second
   // loop rows with few lookups. Both loops have little code, because the scalar unit limits their speed.
-  // kPlain: plain() is true.
+  // kPlain means that plain() is true.
   template <bool kPlain>
   __aicore__ inline void load_gradients(const Step& step) {
     TileRows& rows = tile_rows_[step.set];
@@ -273,8 +273,8 @@ class UpdateTiles {
     const GradientSums::RunOfGradients<kPlain> gradients{
         sums_.template gradients<kPlain>(step.columns.column), reached, first};
     const int64_t width = step.columns.width;
-    // Rows that are loaded here: rows of one lookup unless they are summed separately, and rows of two
-    // lookups if the lookups are in UB.
+    // This loop loads rows of one lookup unless they are summed separately, and rows of two lookups if the
+    // lookups are in UB.
     const int32_t alone = reads_alone<kPlain>() ? 1 : -1;
     const int32_t pair = ends.values.GetValue(count - 1) <= last ? 2 * alone : -1;
     const auto pitch = static_cast<uint32_t>(plan_.pitch);
@@ -423,7 +423,7 @@ class UpdateTiles {
                                     const Values& values) {
     Plane states[kRowStates + 1];
     for (int s = 0; s < kRowStates; ++s) {
-      // A joined state is stored after all passes.
+      // A state that is copied together with the weights is stored after all passes.
       const bool taken = plan_.joined && pass.kNumber > 0;
       const LocalTensor<float> state =
           taken ? row_values_.state(s)

@@ -30,7 +30,7 @@ static_assert(kChunk % kBlock == 0 && (kBlocksPerChunk & (kBlocksPerChunk - 1)) 
 // of kChunk.
 __device__ __forceinline__ int64_t chunk_place(int64_t first) { return (first + kChunk - 1) / kChunk; }
 
-// A range of lookups, in 32 bits like the offsets, because registers are scarce here.
+// A range of lookups. Its ends are 32-bit numbers, like the offsets, to save registers.
 struct LookupRange {
   int first, last;
 };
@@ -97,7 +97,7 @@ class GradientSums {
     return sum;
   }
 
-  // Returns -0, whose addition to a term or a sum does not change its bits.
+  // Returns -0. Adding it does not change the bits of a term or a sum.
   static __device__ __forceinline__ Columns<N> nothing() {
     Columns<N> columns;
     for (int k = 0; k < N; ++k) columns[k] = -0.0f;

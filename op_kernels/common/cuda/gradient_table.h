@@ -13,7 +13,7 @@
 namespace rec_sdk {
 namespace cuda {
 
-// A part of the table, as parameters of a kernel: 2 KB of the 4 KB that a kernel may have.
+// A part of the table that is passed as kernel parameters: 2 KB of the 4 KB that a kernel may have.
 struct GradientTablePart {
   static constexpr int kMost = 64;
   Gradient grads[kMost];
@@ -25,7 +25,7 @@ constexpr int64_t gradient_table_bytes(const Lookups& lookups) {
   return lookups.grad_source != nullptr ? lookups.grad_count * static_cast<int64_t>(sizeof(Gradient)) : 0;
 }
 
-// A template, because it is compiled for more than one operator.
+// A template, because the sources of several operators include and compile it.
 template <class Part>
 __global__ void __launch_bounds__(kBlockThreads)
     write_gradient_table(const __grid_constant__ Part part, int count, Gradient* to) {

@@ -1,6 +1,6 @@
-// Hot rows have more than kChunk lookups and are listed in the segments: separate teams sum their whole
-// chunks before the rows are updated. The lookup numbers of a chunk contain exactly one multiple of kChunk,
-// which determines the position of the chunk's sum.
+// Hot rows have more than kChunk lookups and are listed in the segments. Separate teams sum the whole chunks
+// of hot rows before the rows are updated. The lookup numbers of a chunk contain exactly one multiple of
+// kChunk, which determines the position of the chunk's sum.
 #pragma once
 
 #include "op_kernels/common/cuda/gradient_sums.h"
@@ -33,14 +33,14 @@ __device__ __forceinline__ int last_at_most(const At& at, int64_t count, int val
   return low;
 }
 
-// Returns the hot segment that contains the chunk with a number among all chunks, or the last hot segment if
-// the number is too large.
+// Returns the hot segment that contains a chunk, given by its number among all chunks; the last hot segment
+// if the number is too large.
 __device__ __forceinline__ HotSegment segment_of(const Segments& segments, int chunk) {
   const HotSegment* all = segments.hot_segments;
   return all[last_at_most([all](int i) { return all[i].chunks_before; }, segments.hot_segment_count, chunk)];
 }
 
-// Sums one chunk per team. sums: [places, dim]; there are at most as many chunks as places.
+// Sums one chunk per team. sums: [places, dim], where the number of places is at least the number of chunks.
 template <int N>
 __global__ void __launch_bounds__(kBlockThreads)
     sum_chunks(const __grid_constant__ Segments segments, float* sums, int64_t places, int width) {

@@ -1,5 +1,5 @@
 // The CUDA kernels, one function per operator. All are asynchronous on `stream`; the arguments hold device
-// pointers and are already checked. Errors are launch errors: contents of indices are not checked.
+// pointers and are already checked. Only launch errors are returned: the values of indices are not checked.
 #pragma once
 
 #include <cuda_runtime.h>

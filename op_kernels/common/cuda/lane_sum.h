@@ -1,5 +1,5 @@
 // Computes lane_sum of aggregate.h in a team. Each lane l of 16 adds columns l, l + 16, ... one after the
-// other. Then the upper half of the lanes is added to the lower half, until one is left.
+// other. Then the upper half of the lanes is added to the lower half, until one lane is left.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -22,7 +22,7 @@ class PairwiseSum {
     for (int carry = i; carry & 1; carry >>= 1) add_left();
   }
 
-  // Returns the sum of all, or zeros if none was pushed.
+  // Returns the sum of all pushed sums, or zeros if none was pushed.
   __device__ __forceinline__ Columns<N> total() {
     while (depth_ > 0) add_left();
     return top_;

@@ -1,5 +1,5 @@
-// Rows wider than a team are cut into panels of columns, one per team. So a few wide rows keep as many
-// threads busy as many narrow rows.
+// Rows wider than a team can hold are cut into panels of columns; each panel has its own team. So a few wide
+// rows keep as many threads busy as many narrow rows.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ class RowNorms {
   }
 
  private:
-  // Keeps the largest magnitude. Magnitudes are compared as integers; NaN is then the largest.
+  // Updates the largest magnitude. The bits of magnitudes are compared as integers, so NaN is the largest.
   __device__ __forceinline__ void take(int32_t bits) { largest_ = largest_ < bits ? bits : largest_; }
 
   LaneSum<N> squares_;
@@ -41,7 +41,8 @@ class RowNorms {
 };
 
 // Sums the gradients of the team's row again after its update, and stores their norms. The update has just
-// read the gradients, so they are in the caches. Summing them during the update would take registers from it.
+// read the gradients, so they are in the caches. Computing the norms during the update would take registers
+// from it.
 template <int N>
 __device__ __forceinline__ void count_norms(const Segments& segments, float* norms, int width) {
   const Team team(width);

@@ -11,7 +11,7 @@
 namespace rec_sdk {
 namespace cuda {
 
-// The rounding of a row's weights: stochastic, by the row's random numbers, or to nearest.
+// The rounding of a row's weights: either stochastic, with the row's random numbers, or to nearest.
 struct Rounding {
   bool stochastic;
   REC_SDK_ISA::RowNumbers numbers;
@@ -171,8 +171,8 @@ __device__ __forceinline__ int table_of(const UpdateRows& a, int u) {
   return last_at_most([offsets](int i) { return offsets[i]; }, a.tables, u);
 }
 
-// Returns the coefficients of the table of row u. Null: the gradient is not clipped, and the optimizer has no
-// coefficients.
+// Returns the coefficients of the table of row u. Null means that the gradient is not clipped and the
+// optimizer has no coefficients.
 __device__ __forceinline__ const float* coefficients_of(const UpdateRows& a, int u) {
   if (a.coefficients == nullptr) return nullptr;
   return a.coefficients + table_of(a, u) * kCoefficients;
@@ -237,7 +237,7 @@ class RowUpdate {
   __device__ __forceinline__ int dim() const { return static_cast<int>(layout_.dim); }
   __device__ __forceinline__ int pass() const { return team_.width * N; }
   __device__ __forceinline__ int first_column() const { return team_.lane * N; }
-  // Constructs the optimizer at each use, because a kept one would occupy registers in between.
+  // Constructs the optimizer at each use, because an optimizer kept between uses would occupy registers.
   __device__ __forceinline__ Optimizer optimizer() const { return Optimizer(gradient_.coefficients); }
   // Returns whether the gradient stays in registers, so that a row of one round sums its gradients once.
   __device__ __forceinline__ bool keeps_gradient() const {
@@ -328,7 +328,8 @@ cudaError_t launch_update_records(UpdateRows a, void* workspace, cudaStream_t st
 template <class Optimizer, class Format>
 cudaError_t update_with(const UpdateRows& a, void* workspace, cudaStream_t stream) {
   if (a.segments.rows == 0) return cudaSuccess;
-  // Only float32 states use vectors: vector kernels for 16-bit states would double the number of kernels.
+  // Vectors are used only if all states are float32, because vector kernels for 16-bit states would double
+  // the number of kernels.
   if (!a.layout.plain_states()) {
     return launch_update_records<Optimizer, Format, NarrowStates, 1>(a, workspace, stream);
   }

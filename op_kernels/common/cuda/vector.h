@@ -127,7 +127,7 @@ __device__ __forceinline__ void store_streaming(typename Format::Storage* to, co
   __stcs(reinterpret_cast<Word<kBytes<Format, N>>*>(to), Packed<Format, N>::pack(columns).word);
 }
 
-// Loads fp32 values whose alignment depends on the contents of the arguments, as in a column slice.
+// Loads fp32 values whose alignment is known only from the values of the arguments, such as a column slice.
 template <int N>
 __device__ __forceinline__ Columns<N> load_constant_anywhere(const float* from) {
   using Float32 = REC_SDK_ISA::Float32;
@@ -138,8 +138,8 @@ __device__ __forceinline__ Columns<N> load_constant_anywhere(const float* from) 
   return columns;
 }
 
-// Stores columns at any address. Uses __stcg, because nvcc would split a plain vector store to merge it with
-// the other branch.
+// Stores columns at any address. The vector store uses __stcg, because nvcc would split a plain vector store
+// to merge it with the stores of single columns.
 template <int N>
 __device__ __forceinline__ void store_anywhere(float* to, const Columns<N>& columns) {
   using Float32 = REC_SDK_ISA::Float32;
