@@ -139,7 +139,7 @@ def _environment(folder: Path, options: argparse.Namespace) -> dict[str, str]:
     paths = [path for path in environment.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path]
     environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(folder), *(path for path in paths if path != str(folder))])
     if options.force:
-        # By these variables, torch_npu and the program would find the real CANN.
+        # With these variables, torch_npu and the program would find the real CANN.
         for name in _CANN_VARIABLES:
             environment.pop(name, None)
     settings = {

@@ -175,7 +175,7 @@ class OwnThread(threading.Thread):
         Raises:
             MemoryError, RuntimeError: the thread cannot be started.
         """
-        # A new object: its reference count shows whether the thread is alive, see `_StartEvent`.
+        # This is a new object whose reference count shows whether the thread is alive; see `_StartEvent`.
         entry = functools.partial(super()._bootstrap)  # type: ignore[misc]
         self._bootstrap = entry
         self._started = started = _StartEvent(entry)

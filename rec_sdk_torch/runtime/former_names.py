@@ -23,7 +23,7 @@ def current_name(package: str, name: str) -> str:
 
 
 def accepts_former_members(**members: str) -> Callable[[Class], Class]:
-    """Returns a class decorator that accepts former names of attributes and methods; `members`: former="present"."""
+    """Returns a decorator of classes that adds former names of attributes and methods; `members`: former="present"."""
 
     def decorate(cls: Class) -> Class:
         def reader(former: str, present: str) -> property:
@@ -42,7 +42,7 @@ def accepts_former_members(**members: str) -> Callable[[Class], Class]:
 
 
 def accepts_former_name(former: str, field: str) -> Callable[[Class], Class]:
-    """Returns a dataclass decorator that accepts `former`, the former name of `field`, as argument and attribute."""
+    """Returns a decorator of dataclasses that adds `former`, the former name of `field`, as argument and attribute."""
 
     def decorate(cls: Class) -> Class:
         make = vars(cls)["__init__"]

@@ -29,7 +29,7 @@ def host_group(group: dist.ProcessGroup, use: str) -> dist.ProcessGroup:
     if use not in made:
         ranks, timeout = dist.get_process_group_ranks(group), timeout_of(group)
         # Local synchronization is used only if some ranks do not make this call.
-        # It makes torch name the group by a rank's number of groups, which may differ between ranks.
+        # Local synchronization makes torch name the group by a rank's number of groups, which may differ between ranks.
         with exchanging(f"addresses for {use}", group):
             made[use] = dist.new_group(ranks, timeout, "gloo", use_local_synchronization=not spans_world(group))
     return made[use]

@@ -30,7 +30,7 @@ def as_float(value: Any) -> float:
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether `value` is a number in the range of floats, or a tensor or array with one such element.
+    """Returns whether `value` is a number in the range of floats, or a tensor or array with one such number.
 
     Bools and text are not numbers.
     """
@@ -95,7 +95,8 @@ def check_fields(options: Any, *, optional: bool = False) -> None:
         value = getattr(options, each.name)
         if "check" in each.metadata and not (optional and value is None):
             try:
-                object.__setattr__(options, each.name, each.metadata["check"](value))  # for frozen dataclasses too
+                # object.__setattr__ works for frozen dataclasses too.
+                object.__setattr__(options, each.name, each.metadata["check"](value))
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{type(options).__name__}: {each.name} is {value!r}, {error}") from None
 

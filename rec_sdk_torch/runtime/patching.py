@@ -64,7 +64,7 @@ def _named_objects(function: types.FunctionType) -> list[Any]:
     """Returns globals that the code of `function` names and, for globals that are modules, attributes it names."""
     names = function.__code__.co_names
     values = [function.__globals__[name] for name in names if name in function.__globals__]
-    for each in values:  # grows during the loop, so that modules inside modules are searched too
+    for each in values:  # the list grows during the loop, so that modules inside modules are searched too
         if isinstance(each, types.ModuleType):
             own = vars(each)
             values += [own[name] for name in names if name in own and not any(own[name] is other for other in values)]

@@ -154,7 +154,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
 
     @property
     def groups(self) -> list[Group]:
-        """The groups of tables with the same record layout; allocated at the first use."""
+        """The groups of tables with the same record layout. The first access allocates the groups."""
         return self.layout.groups
 
     def set_optimizers(self, optimizers: Mapping[int, TableOptimizer]) -> None:

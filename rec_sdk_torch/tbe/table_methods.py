@@ -340,7 +340,7 @@ class TableMethods:
         layout = self.embedding.layout
         layout.locks.check_process()
         if table is not None:
-            layout.config(table)  # raises KeyError for an unknown name
+            layout.config(table)  # raises KeyError for an unknown table
         return layout.built
 
     def _title(self) -> str:

@@ -24,7 +24,7 @@ class CachedRows:
 
     Attributes:
         ids: int64 `[n]`.
-        heats: float32 `[n]`.
+        heats: float32 `[n]`, the decayed number of batches that used each row.
         last_batches: uint32 `[n]`, the number of the batch that used each row last; later batches have larger numbers.
     """
 

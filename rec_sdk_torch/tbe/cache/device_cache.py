@@ -55,8 +55,7 @@ class Group:
         swap: the swap, which copies rows between the host store and the cache.
         has_lifecycles: whether a table has rules that admit or evict ids.
         evicts_by_norm: whether a table evicts ids by the norm of their weights.
-        works_on_tables: whether a step may end an accumulation window, evict ids or run an optimizer's pass over whole
-            tables.
+        works_on_tables: whether a step may end an accumulation window, evict ids or run an optimizer's table pass.
         swapping_ns: nanoseconds that lookups spent in swaps.
         warns: whether `warn` can warn at all.
         accumulation_buffer: accumulated gradients; None if each backward pass updates.
@@ -132,7 +131,7 @@ class Group:
         self.snapshots: dict[int, ChangeObserver] = {}
         self.evicted: dict[int, EvictedRowsBuffer] = {}
         self.chunk = max(1024, CHUNK_BYTES // self.layout.bytes)
-        # Buffers are made outside of inference mode, whose tensors could not be changed by a later step.
+        # Buffers are created outside of inference mode: training steps cannot change inference tensors.
         with torch.inference_mode(False):
             self._create_device_state(backend, columns, means)
         self._arguments = UpdateArguments(members, seed, self._transfers)
@@ -423,7 +422,7 @@ class Group:
         (*arrays, hot), kind = segments, (self._kernel, self.layout.dim, self.layout.weight_dtype)
         call = update_rows, cache, grads, slots, tables, *arrays, self._arguments.coefficients(coefficients), *kind
         if hot is None and self.norms is None and not (self._rounds_stochastically or self._state_dtypes):
-            return call  # fewer arguments are faster to pass
+            return call  # calls with fewer arguments are faster
         norms = None if self.norms is None else self.norms.buffer_for_call(key, slots, tables)
         rounding = (ids, self._arguments.seeds()) if self._rounds_stochastically else (None, None)
         return *call, *rounding, self._state_dtypes, hot, norms

@@ -27,7 +27,7 @@ class PaddingIds:
     def remove_from(self, batch: Batch) -> Batch:
         """Returns the batch without lookups of padding ids, feature by feature; the batch itself if there are none."""
         if not batch.is_well_formed:
-            return batch  # the planner reports the error
+            return batch  # the offsets are invalid; the planner reports the error
         features = np.arange(len(self._ids))
         lengths, order = batch.lookup_counts(features), batch.lookup_order(features)
         values = batch.values if order is None else batch.values[order]

@@ -44,7 +44,7 @@ class GroupGradients:
 
     @property
     def gradient(self) -> torch.Tensor:
-        """The gradient of each row, in the first D columns, `[n, D]` or `[n, 2 * D]`."""
+        """The gradient of each row: the first D columns of a float32 tensor `[n, D]` or `[n, 2 * D]`."""
         return self.sums if self.values is None else self.values
 
     def with_editable_values(self) -> GroupGradients:

@@ -94,9 +94,8 @@ class Swap:
         self._staged: dict[int, weakref.ref[StagedPlan]] = {}  # by serial number; weak: the plans own them
         self._started: dict[int, StagedPlan] = {}  # started plans by serial number
         self._write_backs: dict[int, tuple[_engine.Plan, _WriteBack]] = {}  # pending write-backs by serial number
-        self._write_back_lock = (
-            threading.Lock()
-        )  # `plan`, `read_ahead` and `stage` may complete write-backs at the same time
+        # `plan`, `read_ahead` and `stage` may complete write-backs at the same time.
+        self._write_back_lock = threading.Lock()
 
     def staging_bytes(self) -> int:
         """Returns the bytes of staged plans and of pending write-backs."""
@@ -159,7 +158,7 @@ class Swap:
     def drop(self, plan: Plan) -> None:
         """Releases a plan. A plan that was not started is undone after all later plans are undone: its victims stay."""
         staged = plan.staged
-        with staged.lock if staged else contextlib.nullcontext():  # must not run during `read_ahead` in another thread
+        with staged.lock if staged else contextlib.nullcontext():  # another thread may be in `read_ahead` of this plan
             plan.release()
 
     def read_ahead(self, plan: Plan) -> None:

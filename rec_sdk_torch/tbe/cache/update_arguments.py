@@ -35,7 +35,7 @@ def rounding_seeds(seed: int, tables: Sequence[str], steps: Sequence[int]) -> np
 
     Args:
         seed: seed of the embedding; any int.
-        tables: names of the tables, which make the random numbers of the tables differ.
+        tables: names of the tables; tables with different names get different random numbers.
         steps: the number of the update of each table.
     """
     names = [int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") for name in tables]

@@ -32,7 +32,7 @@ def accepts_former_fields(table_lifecycle: Class) -> Class:
             return
         new = [name for name, value in keywords.items() if name not in _KEPT and value]
         if not {each.name for each in fields(self)}.issuperset(new):
-            make(self, **keywords)  # raises for an unknown name
+            make(self, **keywords)  # raises TypeError for an unknown name
         if new:
             both = f"{', '.join(former)} beside {', '.join(new)}"
             raise TypeError(

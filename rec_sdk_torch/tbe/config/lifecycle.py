@@ -224,7 +224,7 @@ class IdSignalArrays(NamedTuple):
         return all(a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in pairs)
 
     def part(self, lookups: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> IdSignalArrays:
-        """Selects the signals of lookups and keys by index."""
+        """Returns the signals of some lookups and keys, which are selected by index."""
         shows, clicks, timestamps, latest = self
         return IdSignalArrays(
             None if shows is None else shows[lookups],

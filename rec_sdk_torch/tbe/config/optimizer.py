@@ -21,7 +21,7 @@ from ...runtime.numbers import as_float, as_int
 _ENDLESS = 2**62
 """Length of an accumulation window that never ends, for optimizers that return gradients instead of applying them."""
 
-# Keywords of torch's classes that the fused update does not implement, with their values that have no effect.
+# Keywords of torch's classes that the fused update does not implement, with the values at which they have no effect.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "momentum": (0,),
     "dampening": (0,),
@@ -89,7 +89,7 @@ def _checked_number(where: str, name: str, value: object, low: float = 0.0, belo
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{where}: {name} is {value!r}, expected a number")
     number = as_float(value)
-    if not low <= number < below:  # also false for NaN
+    if not low <= number < below:  # the comparison is also false for NaN
         raise ValueError(f"{where}: {name} is {number}, must be in [{low}, {below})")
     stored = ctypes.c_float(number).value
     if not stored < below or (stored == 0 != number and name in _NOT_ROUNDED_TO_ZERO):
@@ -422,7 +422,8 @@ class TableOptimizer:
             if type(value) not in _CONSTANTS:
                 constant = self.has_constant_options()
                 break
-        if not constant or self.options != self._checked:  # a mutable option can change and still be equal
+        # A mutable option can change and still compare equal.
+        if not constant or self.options != self._checked:
             check_options(self.where, self.spec, self.options)
             self._checked, self._row, self._steady = dict(self.options), None, None
         elif self._row is not None:

@@ -44,7 +44,7 @@ class FrozenTables:
 
     def _part(self, batch: Batch, features: np.ndarray) -> Batch:
         if not batch.is_well_formed:
-            return batch  # the planner reports the error
+            return batch  # the offsets are invalid; the planner reports the error
         part = batch.select(features.repeat(batch.lookup_counts(np.arange(len(features)))))
         return replace(part, joined=False)
 

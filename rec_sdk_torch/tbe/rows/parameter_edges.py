@@ -51,7 +51,8 @@ class ParameterEdges:
             by_shape: dict[torch.Size, list[torch.Tensor]] = {}
             for parameter in self._parameters.values():
                 by_shape.setdefault(parameter.shape, []).append(parameter)
-            if len(by_shape) == 1:  # every backward pass executes these nodes: one node is faster than several
+            # Every backward pass executes the nodes of these operators, so one node is faster than several.
+            if len(by_shape) == 1:
                 return torch.cat([leaf, *self._parameters.values()])
             return torch.cat([leaf, *(torch.cat(parameters).flatten() for parameters in by_shape.values())])
 

@@ -114,7 +114,7 @@ def heats_to_host(table: str, ids: torch.Tensor, heats: torch.Tensor | None) -> 
     if problem is None and heats.shape != ids.shape:
         problem = f"have the shape {tuple(heats.shape)}, expected {tuple(ids.shape)}"
     if problem is None and heats.numel():
-        least, most = heats.detach().aminmax()  # if a heat is NaN, both are NaN and the comparison fails
+        least, most = heats.detach().aminmax()  # if a heat is NaN, `least` and `most` are NaN and the comparison fails
         if not (least >= 0 and most < torch.inf):
             problem = "are not all finite numbers of at least 0"
     if problem is not None:

@@ -168,7 +168,8 @@ class PrefetchQueue:
         self._looks_ahead = policy_looks_ahead(layout.options.cache_policy)
         layout.locks.register_queue(self)
         self._queued: deque[Prefetched] = deque()  # planned batches come before unplanned batches
-        self._lock = threading.RLock()  # guards `_queued` and `plans`; acquired after the embedding's locks
+        # This lock guards `_queued` and `plans`. It is acquired after the embedding's locks.
+        self._lock = threading.RLock()
         self._worker = Worker("rec_sdk_torch.prefetch")
         self.idle = True
         self._too_small = self._warned_too_small = self._warned_unused = False
@@ -343,7 +344,7 @@ class PrefetchQueue:
             other.forgotten = True
         planning = self._locks.planning
         if not removed or self._lock._is_owned() or planning._is_owned():  # type: ignore[attr-defined]
-            return  # the garbage collector calls this inside another call of the thread, which removes the batch later
+            return  # the garbage collector called this inside another call, which removes the batch later
         with planning, self._lock:
             planned = [other for other in self._queued if other.forgotten and other.plans is not None]
             if planned:
@@ -413,7 +414,8 @@ class PrefetchQueue:
 
     def _announce(self, prefetched: Prefetched) -> None:
         announced: list[Announcement] = []
-        with contextlib.suppress(Exception), self._locks.planning:  # a batch can be planned without an announcement
+        # Errors are ignored, since a batch can be planned without an announcement.
+        with contextlib.suppress(Exception), self._locks.planning:
             if self._next_to_announce() is prefetched:
                 announced = [group.announce(prefetched.batch) for group in self._layout.built]
         prefetched.announced = announced

@@ -67,7 +67,7 @@ class Recomputations:
             self._steps.setdefault(frame, []).append((batch, step))
 
     def find_step(self, pack: Callable[..., Any], batch: Batch) -> Step | None:
-        """Returns the earlier step that a lookup repeats; None if the lookup is not a repetition.
+        """Returns the earlier step that a lookup repeats; None if the lookup repeats no earlier one.
 
         Args:
             pack: the innermost pack hook on saved tensors.
@@ -114,7 +114,7 @@ class RecomputedStep(Step):
                 "checkpointed lookup allows one backward pass, or with update='step' several before step()"
             )
         vars(self).update(vars(step), _forward_thread=calling_thread(), _calls=[], _call_results=[])
-        self._step = step  # keeps the original step alive: its plans unpin their rows when it is deleted
+        self._step = step  # this reference keeps the original step alive, whose deletion would unpin the rows
         self.many_backwards = step.many_backwards
 
     def release(self) -> None:
