@@ -1,4 +1,4 @@
-"""Builds the C++ with CMake; everything else is in pyproject.toml.
+"""Builds the C++ code with CMake; all other settings are in pyproject.toml.
 
 The engine with the CPU operators is always built. The CUDA operators are built if nvcc and a torch for the same CUDA
 are installed. The NPU operators and their kernels are built if torch_npu is installed: with CANN's compiler if
@@ -62,7 +62,7 @@ class Project:
         if shutil.which("ccache"):
             options += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX", "CUDA")]
         options += shlex.split(os.environ.get("CMAKE_ARGS", ""))
-        if _source_of(tree) not in (None, self.source):  # the folder of this project has moved
+        if _source_of(tree) not in (None, self.source):  # the project's folder was moved after the tree was configured
             options.append("--fresh")
         configure = ["cmake", "-S", str(self.source), "-B", str(tree), "-G", "Ninja", *options]
         subprocess.run(configure, check=True, env=environment)
@@ -76,16 +76,16 @@ def find_nvcc() -> str | None:
 
 
 def without_cuda() -> str:
-    """Returns why the operators are not built for CUDA here; an empty string when they are."""
+    """Returns why the operators are not built for CUDA here; an empty string if they are."""
     if os.environ.get("REC_SDK_CUDA") == "0":
         return "REC_SDK_CUDA=0 is set"
     nvcc = find_nvcc()
     if nvcc is None:
         return "there is no nvcc, in CUDA_HOME, on the path or in /usr/local/cuda"
-    torch = find_spec("torch")  # not imported: that takes seconds, and torch_npu may forbid it
+    torch = find_spec("torch")  # torch is not imported, which takes seconds, and which torch_npu may forbid
     if torch is None or torch.origin is None:
         return "torch is not installed"
-    # A CUDA version as in "13.0"; None in builds without CUDA.
+    # torch's CUDA version, such as "13.0"; None in builds without CUDA.
     of_torch = runpy.run_path(str(Path(torch.origin).with_name("version.py"))).get("cuda")
     if of_torch is None:
         return "the installed torch is a build without CUDA"

@@ -1,4 +1,4 @@
-"""setuptools' build backend, which first checks the build tools and then lists the packages that a build needs.
+"""A wrapper of setuptools' build backend: checks the build tools, then lists the packages that a build needs.
 
 The packages are not listed in pyproject.toml, because pip would then download torch, which is large, before the
 check. If CANN is installed, torch_npu is one of the packages, and setup.py builds the kernels for NPUs.

@@ -42,7 +42,7 @@ def _headers():
 
 
 def _packages():
-    given = "REC_SDK_TORCH=" in os.environ.get("CMAKE_ARGS", "")  # torch's libraries are in another environment
+    given = "REC_SDK_TORCH=" in os.environ.get("CMAKE_ARGS", "")  # torch is in another environment
     specs = {name: find_spec(name) for name in PACKAGES if not (name == "torch" and given)}
     # This folder is also named cmake: find_spec finds it, although it is not the package.
     missing = [name for name, spec in specs.items() if spec is None or spec.origin is None]
@@ -53,9 +53,9 @@ def _packages():
 
 
 def missing(packages):
-    """Returns one sentence per missing build requirement, the most basic first; empty if a build can start.
+    """Returns one sentence per missing build requirement, the most basic first; an empty list if a build can start.
 
-    packages: whether Python packages must be installed already; otherwise pip installs them.
+    packages: whether the Python packages must be installed already; if not, pip will install them.
     """
     python = _python()
     if python:

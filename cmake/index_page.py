@@ -1,4 +1,4 @@
-"""The README for a package index: links to files of the repository, which would be dead there, become text."""
+"""The README for a package index. Links to files of the repository would be dead there, so they become text."""
 
 from __future__ import annotations
 

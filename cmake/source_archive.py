@@ -27,10 +27,10 @@ def write(folder: Path, archive: Path, moment: int) -> None:
 
 
 class SourceArchive(sdist):
-    """The sdist command. The files' time is SOURCE_DATE_EPOCH, by default the current time."""
+    """The sdist command. The time of all files is SOURCE_DATE_EPOCH, or the current time if that is not set."""
 
     def make_archive(self, base_name, format, root_dir=None, base_dir=None, owner=None, group=None):
-        """Packs one format; as gztar, which is what sdist makes here, the same bytes for the same files."""
+        """Packs the archive. In the format gztar, which sdist uses here, the same files give the same bytes."""
         if format != "gztar":
             return super().make_archive(base_name, format, root_dir, base_dir, owner, group)
         archive = Path(f"{base_name}.tar.gz")

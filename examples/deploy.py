@@ -4,7 +4,7 @@ python examples/deploy.py
 python examples/deploy.py --bits 8        rows of 8 bits in the second process
 
 A version of the model is a save of the tables, with `dense-<name of the save>.pt2` in the same folder. The server
-opens both, so tables and dense part are from the same step. The saves of later versions are deltas.
+opens both, so tables and dense part are from the same step. Later versions are saved as deltas.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def serve(tables: Sequence[str], requests: Connection) -> None:
 
 
 def build(data: ClickData) -> DLRM:
-    """Builds the model. The backward pass updates the rows of its tables."""
+    """Builds the model, whose tables are updated in the backward pass."""
     tables = cached_tables(data, 256, 0.2, DIM, seed=0, keeps_changes=True)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": 0.05})
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def main() -> int:
     ours, server_end = multiprocessing.get_context("spawn").Pipe()
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(tables, server_end), daemon=True)
     server.start()
-    server_end.close()  # so that an ended server is an error here, not an endless wait
+    server_end.close()  # otherwise this process would wait forever if the server ended
     wrong = 0
     with tempfile.TemporaryDirectory() as place:
         for version in range(options.versions):

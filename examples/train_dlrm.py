@@ -90,14 +90,12 @@ def train_cached(
     assert isinstance(divided, DistributedModelParallel)
     optimizer = CombinedOptimizer([divided.fused_optimizer, dense_optimizer(divided, options.lr)])
     stats = divided.module.embeddings.cache_stats
-    # The ids of the next batches are exchanged and planned while one is trained.
+    # The ids of the next batches are exchanged and planned while the model trains on the current batch.
     return train("cached", divided, optimizer, job, stats, lambda batches: prefetch(batches, divided), ranks.rank > 0)
 
 
 def train_plain(weights: dict[str, Tensor], job: Job, options: argparse.Namespace) -> TrainResult:
-    """Trains with the same start, batches and formulas, but with tables entirely in memory and torch's own
-    optimizers.
-    """
+    """Trains from the same weights on the same batches, with tables entirely in memory and torch's own optimizers."""
     choice = TABLE_OPTIMIZERS[options.optimizer]
     tables = PlainTables(weights, choice.takes_sparse_gradients)
     model = build_model(tables, job.data, options)

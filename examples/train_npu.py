@@ -4,7 +4,7 @@ python examples/train_npu.py                                          one NPU
 torchrun --nproc-per-node 2 examples/train_npu.py                     two
 python -m rec_sdk_torch.emulate examples/train_npu.py --steps 50      without an NPU, on an emulated one
 
-Only the line that prints the device depends on whether it is emulated.
+Only the line that prints the device depends on whether the NPU is emulated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from rec_sdk_torch import EmbCacheEmbeddingBagCollection, emulate
 
-REPORTS = 10  # lines about the loss
+REPORTS = 10  # number of lines that report the loss
 
 
 def parse_options() -> argparse.Namespace:

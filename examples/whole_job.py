@@ -120,7 +120,7 @@ class Job:
             version = read_version(folder, name)
             points = version.state["scalars"]
             self._resume(version)
-        logs = ranks.rank == 0  # each rank has its own counters
+        logs = ranks.rank == 0  # counters are per rank; only rank 0 logs them
         self.scalars = Scalars(self.begin, points, options.tensorboard if logs else None)
         self._log = CacheLog(self.scalars, inside, every=options.log_every) if logs else None
 
@@ -132,14 +132,14 @@ class Job:
                 raise InputError(f"{self.options.folder} is a job with {name} {value}, not {given[option]}")
         if self.options.kill_at is not None and self.options.kill_at <= state["step"]:
             raise InputError(f"--kill-at {self.options.kill_at}: the job goes on behind step {state['step']}")
-        Saver().load(self.model, version.tables)  # this save, not the latest one, which may have no complete version
+        Saver().load(self.model, version.tables)  # the version's own save; a later save may have no complete version
         self.dense.load_state_dict(state["dense"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.begin = state["step"]
         self.say(f"goes on behind step {self.begin}, from {version.tables.name}")
 
     def train(self) -> None:
-        """Trains up to the last step, with a version every few steps and at the end."""
+        """Trains up to the last step; writes a version every few steps and at the end."""
         options = self.options
         writer = VersionWriter(options.folder, self.ranks.rank)
         pipeline: EmbCacheTrainPipelineSparseDist[ClickBatch] = EmbCacheTrainPipelineSparseDist(
@@ -156,7 +156,7 @@ class Job:
                 writer.begin(self.model, self._state(step), incremental=number % options.full_every != 0)
             if step == options.kill_at:
                 sys.stdout.flush()
-                os.kill(os.getpid(), signal.SIGKILL)  # a save may be half written
+                os.kill(os.getpid(), signal.SIGKILL)  # possibly in the middle of a save
         writer.finish()
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ class Job:
         return scores
 
     def auc(self) -> float | None:
-        """Returns the AUC on clicks that are not trained, or None if they all have the same label."""
+        """Returns the AUC on the test clicks, which are not trained on; None if they all have the same label."""
         test = self.clicks.test
         scores = self.scores(list(test.batches(self.options.batch_size)))
         return None if test.labels.unique().numel() < 2 else float(roc_auc_score(test.labels.numpy(), scores.numpy()))
@@ -179,7 +179,7 @@ class Job:
         """Returns the current state of everything but the tables."""
         requests = self.clicks.requests()
         return {
-            "step": step,  # also determines the next clicks to read
+            "step": step,  # the step also determines the next clicks
             "settings": self._settings(),
             "dense": _cpu_copy(self.dense.state_dict()),
             "optimizer": _cpu_copy(self.optimizer.state_dict()),
@@ -204,7 +204,7 @@ class Job:
 
 
 def _cpu_copy(value: Any) -> Any:
-    """Returns a copy on the CPU: the next step may change the original while it is written."""
+    """Returns a copy on the CPU, because the next step may change the original while the copy is being written."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -213,7 +213,7 @@ def _cpu_copy(value: Any) -> Any:
 
 
 def _make_folder(folder: Path, dense: DensePart, clicks: Clicks) -> None:
-    """Creates the folders of the job, and exports the dense part once, since versions contain its weights."""
+    """Creates the job's folders, and exports the dense part; once is enough, because versions contain its weights."""
     try:
         for each in (tables_folder(folder), versions_folder(folder)):
             each.mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def _make_folder(folder: Path, dense: DensePart, clicks: Clicks) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Refuses options that would fail only at the end, or on one rank while others wait for it."""
+    """Refuses options that would otherwise fail only at the end, or on one rank while other ranks wait for it."""
     if options.kill_at is not None and options.kill_at > options.steps:
         raise InputError(f"--kill-at {options.kill_at} is behind the last of {options.steps} --steps")
     if options.plot is not None:

@@ -1,12 +1,12 @@
-// Answers lines of the standard input with rows of a table, until it ends: cpp_server TABLE FOLDER... [<
-// questions]
+// Answers each line of the standard input with rows of a table, until the input ends: cpp_server TABLE
+// FOLDER... [< questions]
 //
 //   find ID...          for each id a line: 1 or 0, whether it is there, and its weights
 //   sum ID... | mean    the pooled row
 //   refresh             "later" or "same": whether there was a later save; other lines are then answered from
 //   it
 //
-// A line that cannot be answered gives "error: " and why.
+// For a line that cannot be answered, the output is "error: " and the reason.
 #include <rec_sdk/table_reader.h>
 
 #include <cstdint>

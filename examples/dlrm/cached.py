@@ -22,10 +22,9 @@ def cached_tables(
     weights: str = "fp32",
     keeps_changes: bool = False,
 ) -> EmbCacheEmbeddingBagCollection:
-    """Creates a table for each feature, configured like the tables of an EmbeddingBagCollection, and their device
-    cache.
+    """Creates one table per feature, configured as for an EmbeddingBagCollection, and the tables' device cache.
 
-    The cache holds the fraction `share` of the rows; for a small table it holds as many rows as a batch can have. With
+    The cache holds the fraction `share` of a table's rows, but at least as many rows as a batch can have. With
     `keeps_changes`, tables can be saved as deltas.
     """
     vocabularies = data.vocabularies()
@@ -34,7 +33,7 @@ def cached_tables(
             EmbCacheEmbeddingBagConfig(
                 name=name,
                 feature_names=[name],
-                num_embeddings=max(1, ids.numel()),  # how many ids to expect; any int64 is accepted
+                num_embeddings=max(1, ids.numel()),  # the expected number of ids; any int64 is a valid id
                 embedding_dim=dim,
                 data_type=WEIGHTS[weights],
                 initializer_type=InitializerType.TRUNCATED_NORMAL,

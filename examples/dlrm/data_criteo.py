@@ -29,7 +29,7 @@ COLUMNS = [LABEL, *COUNTS, *CATEGORIES]
 def _open(path: Path) -> Iterator[TextIO]:
     try:
         with path.open("rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"  # recognized by content, since the name need not end in .gz
+            zipped = file.read(2) == b"\x1f\x8b"  # the first bytes of gzip; the name need not end in .gz
             file.seek(0)
             yield io.TextIOWrapper(gzip.GzipFile(fileobj=file) if zipped else file, encoding="utf-8")
     except OSError as error:
@@ -71,7 +71,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Columns:
-    """The lines read so far, column by column, in few bytes: the full log has 45 million lines."""
+    """The lines read so far, stored compactly by column, because the full log has 45 million lines."""
 
     def __init__(self) -> None:
         self.labels = array("f")
@@ -89,7 +89,7 @@ class _Columns:
             self.ids[column].append(self._hash(column, text))
 
     def _hash(self, column: int, text: str) -> int:
-        """Returns the id of a category. A missing one has an id too, since its absence says something about the
+        """Returns the id of a category. A missing category also has an id, because its absence helps to predict the
         click.
         """
         known = self._known[column]
@@ -120,5 +120,5 @@ def criteo_clicks(path: Path, samples: int | None = None) -> ClickData:
                 raise InputError(f"{path}, line {number}: {error}") from error
     counts = _tensor(columns.counts).view(-1, len(COUNTS))
     features = {name: JaggedIds.single(_tensor(ids)) for name, ids in zip(CATEGORIES, columns.ids, strict=True)}
-    # Counts spread over many orders of magnitude; the few negative ones count as zero.
+    # Counts span many orders of magnitude, so the model uses their logarithms; the few negative counts become zero.
     return ClickData(counts.clamp(min=0).log1p(), features, _tensor(columns.labels))

@@ -20,7 +20,7 @@ def _effects(vocabulary: int, generator: Generator) -> Tensor:
 
 
 def _affinity(users: Tensor, items: Tensor, generator: Generator) -> Tensor:
-    """Returns a preference that no single feature shows: the product of vectors of the user and the item."""
+    """Returns a preference that depends on user and item together: the product of their vectors."""
     likes = torch.randn(VOCABULARIES["user"], LATENT, generator=generator)
     has = torch.randn(VOCABULARIES["item"], LATENT, generator=generator)
     affinity: Tensor = (likes[users] * has[items]).sum(1) / LATENT**0.5
@@ -38,7 +38,7 @@ def _tag_score(tags: JaggedIds, generator: Generator) -> Tensor:
 
 
 def generated_clicks(samples: int, seed: int) -> ClickData:
-    """Generates a click log, which the seed determines fully."""
+    """Generates a click log; the same seed gives the same log."""
     generator = Generator().manual_seed(seed)
     ranks = {name: power_law(samples, size, EXPONENT, generator) for name, size in VOCABULARIES.items()}
     tags = _draw_tags(samples, generator)

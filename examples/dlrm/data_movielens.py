@@ -13,7 +13,7 @@ from support.movielens import Item, Rating, User, read_items, read_ratings, read
 from torch import Tensor
 
 AGE_BOUNDS = torch.tensor([18, 25, 35, 45, 50, 56])  # the age groups of MovieLens-1M
-TYPICAL_YEAR = 1990  # for items whose release date is unknown
+TYPICAL_YEAR = 1990  # the release year of items whose date is unknown
 
 
 def _ids(values: Iterable[int]) -> JaggedIds:

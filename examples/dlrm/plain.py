@@ -1,4 +1,4 @@
-"""The same tables for comparison as torch.nn.EmbeddingBag, entirely in memory, with torch's optimizers."""
+"""The DLRM's tables as torch.nn.EmbeddingBag, for comparison: entirely in memory, with torch's optimizers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlainTables(nn.Module):
         )
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Returns the same output as an EmbeddingBagCollection."""
+        """Returns a KeyedTensor, as an EmbeddingBagCollection does."""
         ids = features.to_dict()
         offsets = {name: _bag_offsets(ids[name].lengths()) for name in self.bags}
         pooled = [bag(ids[name].values(), offsets[name]) for name, bag in self.bags.items()]
@@ -60,7 +60,9 @@ def initial_weights(tables: nn.Module, vocabularies: Mapping[str, Tensor]) -> di
 
 
 def _one_id_per_bag(ids: Mapping[str, Tensor]) -> KeyedJaggedTensor:
-    """Returns features whose bag i holds the i-th id; the last bags of a shorter feature are empty."""
+    """Returns features whose bag i holds the i-th id; if a feature has fewer ids than others, its last bags are
+    empty.
+    """
     samples = torch.arange(max(part.numel() for part in ids.values()))
     return KeyedJaggedTensor(
         keys=list(ids),

@@ -1,4 +1,4 @@
-"""Serving of a DLRM without its code: saved tables are read, and the dense part is a program of torch.export."""
+"""Serving of a DLRM without the model's code: tables are read from a save, the dense part is a torch.export program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clicks of the job by step: a resumed job continues with the step after the save."""
+"""The clicks of each step of the job; a resumed job continues with the step after its save."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ REQUESTS = 32
 
 
 class Clicks:
-    """A generated log, in a random order in each epoch, which the seed alone determines.
+    """A generated log with a random order in each epoch; the seed alone determines log and orders.
 
     Attributes:
         data: the whole log, for the sizes of the tables.
-        test: clicks that are not trained.
+        test: clicks that are not trained on.
     """
 
     def __init__(self, samples: int, seed: int, batch_size: int) -> None:
         """Generates the log.
 
         Args:
-            samples: clicks of the log.
+            samples: number of clicks of the log.
             seed: determines the clicks, their split and their order.
-            batch_size: clicks of a step, on all ranks together.
+            batch_size: number of clicks of a step, on all ranks together.
         """
         self.data = generated_clicks(samples, seed)
         split = random_split(samples, seed)
@@ -50,7 +50,7 @@ class Clicks:
             yield self._train.select(samples.chunk(ranks)[rank]).batch()
 
     def requests(self) -> ClickBatch:
-        """Returns clicks of the first step. After it, tables and saves contain their ids."""
+        """Returns clicks of the first step as requests. After this step, tables and saves contain their ids."""
         return self._train.select(self._order(0)[: min(REQUESTS, self._batch_size)]).batch()
 
     def _order(self, epoch: int) -> torch.Tensor:

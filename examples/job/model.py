@@ -38,9 +38,7 @@ class ClickModel(nn.Module):
 def build_tables(
     data: ClickData, dim: int, seed: int, share: float, batch_size: int, lr: float, device: torch.device | None = None
 ) -> EmbCacheEmbeddingBagCollection:
-    """Creates a table for each feature, with Adagrad in its backward pass. Tables record changes, so deltas can be
-    saved.
-    """
+    """Creates one table per feature, updated by Adagrad in the backward pass; changes are recorded for deltas."""
     tables = cached_tables(data, batch_size, share, dim, seed, device, keeps_changes=True)
     apply_optimizer_in_backward(torch.optim.Adagrad, tables.parameters(), {"lr": lr, "eps": 1e-10})
     return tables

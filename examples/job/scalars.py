@@ -21,8 +21,8 @@ PANELS = {
 
 
 class Scalars:
-    """A receiver of scalars with the interface of TensorBoard's SummaryWriter, which passes them on to such a writer if
-    it has one.
+    """A receiver of scalars with the interface of TensorBoard's SummaryWriter; with a folder, it also passes them on to
+    one.
 
     `CacheLog` counts steps from the start of the process. Steps here count from the start of the job, over all its
     processes.
@@ -41,8 +41,8 @@ class Scalars:
         """
         self.begin = begin
         self.points: Points = {tag: list(curve) for tag, curve in points.items()}
-        # Steps that a killed process wrote after its last version are written again; `purge_step` removes the first
-        # ones.
+        # Steps that a killed process wrote after its last version are written again; `purge_step` removes the earlier
+        # points of these steps.
         self._writer = None if tensorboard is None else summary_writer()(str(tensorboard), purge_step=begin + 1)
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
@@ -53,7 +53,7 @@ class Scalars:
             self._writer.add_scalar(tag, scalar_value, step)
 
     def copy(self) -> Points:
-        """Returns a copy of the points, which later points do not change."""
+        """Returns a copy of the points, to which later points are not added."""
         return {tag: list(curve) for tag, curve in self.points.items()}
 
     def close(self) -> None:
@@ -85,8 +85,8 @@ class Scalars:
 def _panel(axis: Any, label: str, curves: Points) -> None:
     scale = 2.0**-20 if label == "MiB" else 1.0
     for tag, curve in curves.items():
-        if any(value for _, value in curve):  # a kind of memory that is not used gets no line
-            name = tag.split("/")[1]  # a table or, if the counter is for a whole collection, the counter
+        if any(value for _, value in curve):  # draws no curve for a kind of memory that is not used
+            name = tag.split("/")[1]  # the table's name, or the counter's name if it counts for a whole collection
             axis.plot([step for step, _ in curve], [value * scale for _, value in curve], label=name)
     axis.set_ylabel(label)
     axis.grid(alpha=0.3)

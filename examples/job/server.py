@@ -36,14 +36,14 @@ class Server:
     def reload(self) -> bool:
         """Switches to the latest version, and returns whether it is a new one.
 
-        Its answers are compared with the live model's first: a version that differs is not served.
+        A version is served only if its answers equal the live model's.
         """
         name = latest_name(self._folder)
         assert name is not None
         if name == self._name:
             return False
         version = read_version(self._folder, name)
-        # Readers of one save, not of the folder: tables and dense part are of the same step.
+        # The readers open one save instead of the folder, so that tables and dense part are from the same step.
         readers = {table: TableReader(version.tables, table) for table in version.state["requests"][1]}
         self._readers, self._version, self._name = readers, version, name
         self._program.load_state_dict(version.state["dense"])

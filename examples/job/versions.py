@@ -4,8 +4,9 @@ FOLDER/tables/<name>       a save of the tables, by Saver: full, or a delta of t
 FOLDER/versions/<name>.pt  step, dense weights, the state of their optimizer, curves, requests with their answers
 FOLDER/dense.pt2           the dense part as a program of torch.export, without the weights of a version
 
-The file in versions/ is written last, under another name first. So a version with this file is complete, and the job
-resumes from it, at whatever moment it was killed. A save of the tables without such a file is ignored.
+The file in versions/ is written last, first under another name and then renamed. So a version with this file is
+complete, and a job that was killed at any moment resumes from the last such version. A save of the tables without such
+a file is ignored.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def read_version(folder: Path, name: str) -> Version:
 
 
 class VersionWriter:
-    """A writer of versions while the model continues to train. Each rank has one, and all call it in the same steps."""
+    """A writer of versions while the model continues to train. All ranks have one and call it in the same steps."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -83,7 +84,7 @@ class VersionWriter:
     def begin(self, model: nn.Module, state: State, incremental: bool) -> None:
         """Starts a version: copies the current state of the tables and writes it, with `state`, in a background thread.
 
-        Nothing may change `state` later.
+        The caller must not change `state` afterwards.
         """
         self.finish()  # a version is complete before the next one begins
         saving = self._saver.save(model, tables_folder(self._folder), incremental, background=True)

@@ -1,4 +1,4 @@
-"""The task of the porting scripts: clicks of users on items, a model that learns them, and the end of a run."""
+"""Parts of the porting scripts: clicks of users on items, a model that predicts them, and the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids that come and go, saves and a reload, as a script for Rec SDK 26, which runs as it is:
+"""Admission and eviction of ids, saves and a reload, as an unchanged script for Rec SDK 26:
 
 torchrun --nproc-per-node 2 -m rec_sdk_torch.compat examples/porting/recsdk_lifecycle_script.py FOLDER
 """
@@ -57,9 +57,7 @@ RULES = {
 
 @dataclass
 class TimedClicks(Clicks):
-    """A batch of clicks. Its ids have times, and its clicks, on the host, int64 [B], count for the rules of the
-    tables.
-    """
+    """A batch of clicks whose ids have timestamps. Clicks, int64 [B] on the host, are used by the tables' rules."""
 
     sparse: KeyedJaggedTensorWithTimestamp
     click_labels: Tensor
@@ -119,7 +117,7 @@ def build(world_size: int, device: torch.device, host_env: ShardingEnv) -> Distr
 
 
 def reload_matches(model: DistributedModelParallel, folder: Path, device: torch.device, host_env: ShardingEnv) -> bool:
-    """Returns whether a new model, loaded from what this one saved, gives the same logits."""
+    """Returns whether a new model, loaded from the save of this model, gives the same logits."""
     other = build(dist.get_world_size(), device, host_env)
     Saver().load(other, Saver.get_latest_load_path(str(folder)))
     other.module.dense.load_state_dict(model.module.dense.state_dict())

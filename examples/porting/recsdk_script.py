@@ -1,4 +1,4 @@
-"""Clicks of users on items, as a script for Rec SDK 26, which runs as it is:
+"""Clicks of users on items, as an unchanged script for Rec SDK 26:
 
 torchrun --nproc-per-node 2 -m rec_sdk_torch.compat examples/porting/recsdk_script.py
 """

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 ITEMS, TOPICS = 10_000, 10
 EXPONENT = 1.2
-TASTES = 2  # topics a user likes
+TASTES = 2  # number of topics that a user likes
 ON_TOPIC = 0.85  # probability that an item's topic is one of the user's
 
 
@@ -21,8 +21,8 @@ def _draw_items(topics: Tensor, generator: Generator) -> Tensor:
 
 
 def _draw_topics(tastes: Tensor, on_topic: float, generator: Generator) -> Tensor:
-    """Draws for each row of `tastes`, int64 [n, TASTES], one of its topics with probability `on_topic`, else any
-    topic.
+    """Draws a topic for each row of `tastes`, int64 [n, TASTES]: one of its topics with probability `on_topic`, else
+    any.
     """
     count = len(tastes)
     liked = tastes[torch.arange(count), torch.randint(0, TASTES, (count,), generator=generator)]
@@ -31,7 +31,7 @@ def _draw_topics(tastes: Tensor, on_topic: float, generator: Generator) -> Tenso
 
 
 def generated_histories(samples: int, longest: int, seed: int) -> ClickData:
-    """Generates samples of a history of 0 to `longest` items and a candidate. The seed determines them fully."""
+    """Generates samples: a history of 0 to `longest` items, and a candidate. The same seed gives the same samples."""
     generator = Generator().manual_seed(seed)
     tastes = torch.randint(0, TOPICS, (samples, TASTES), generator=generator)
     lengths = torch.randint(0, longest + 1, (samples,), generator=generator)

@@ -1,4 +1,4 @@
-"""A small attention model that predicts from the items a user clicked before whether the user clicks another.
+"""A small attention model: it predicts from a user's earlier clicks whether the user clicks another item.
 
 It follows the Deep Interest Network (Zhou et al., arXiv:1706.06978): the candidate decides which part of the history
 matters.
@@ -13,14 +13,12 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 
 def pad(sequences: JaggedTensor) -> tuple[Tensor, Tensor]:
-    """Pads a jagged tensor: returns the values [B, L, D], with zeros at the ends, and the mask [B, L] of the real
-    ones.
-    """
+    """Pads a jagged tensor with zeros; returns the values [B, L, D] and the mask [B, L] of the filled positions."""
     values, lengths = sequences.values(), sequences.lengths()
     longest = int(lengths.max()) if lengths.numel() else 0
     mask = torch.arange(longest) < lengths.unsqueeze(1)
     padded = values.new_zeros(*mask.shape, values.shape[1])
-    padded[mask] = values  # a sample's values are contiguous, in the order in which the mask selects places
+    padded[mask] = values  # the mask selects positions in the order of the values
     return padded, mask
 
 

@@ -44,7 +44,7 @@ class ClickBatch:
     labels: Tensor  # float32 [B]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ClickBatch:
-        """Returns a copy on a device, which train pipelines request ahead of time."""
+        """Returns a copy on a device. Train pipelines call it ahead of time."""
         parts = (part.to(device, non_blocking=non_blocking) for part in (self.dense, self.sparse, self.labels))
         return ClickBatch(*parts)
 

@@ -1,7 +1,7 @@
 """Import-time check that reports in one line why a script cannot run here. Scripts import it first. It also reports an
 interruption in one line.
 
-It needs only the standard library, since the Python that runs a script may have nothing else.
+It needs only the standard library, because no other package may be installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def say(message: str) -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Handles uncaught exceptions as Python does, except for Ctrl-C, which may come during imports too."""
+    """Handles uncaught exceptions as Python does, except for Ctrl-C, which may also interrupt the imports."""
     if issubclass(kind, KeyboardInterrupt):
         say("interrupted")
     else:
@@ -50,7 +50,7 @@ def _problem(script: str) -> str | None:
 
 
 sys.excepthook = _uncaught
-# TorchRec asks whether it is being traced, and torch warns that the answer may be wrong.
+# TorchRec calls a function that checks for tracing, and torch logs a warning that the result may be wrong.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 problem = _problem(Path(sys.argv[0]).name)
 if problem:

@@ -26,7 +26,7 @@ def exit_code(run: Callable[[], None]) -> int:
             raise
         # Standard output is closed: buffered output must not be written again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        closed = isinstance(error, BrokenPipeError)  # the pipe's reader, such as `head`, ended early
+        closed = isinstance(error, BrokenPipeError)  # the reader of the pipe, such as `head`, has ended
         say("the output was closed before the end" if closed else f"cannot write the output: {error.strerror}")
     else:
         return 0

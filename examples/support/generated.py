@@ -15,10 +15,10 @@ def power_law(count: int, vocabulary: int, exponent: float, generator: Generator
 
 
 def clicks(scores: Tensor, spread: float, generator: Generator) -> Tensor:
-    """Draws labels, float32 0 or 1. The scores, scaled to a standard deviation of `spread`, are the log-odds of a
-    click.
+    """Draws labels, float32 0 or 1; the log-odds of a click are the scores, scaled to a standard deviation of `spread`.
 
-    The spread limits the quality of any model, since clicks stay random: at 2.5, the best AUC is about 0.88.
+    The spread limits the quality of any model, because clicks stay random: with a spread of 2.5, the best possible AUC
+    is about 0.88.
     """
     log_odds = (scores - scores.mean()) / scores.std() * spread - 1.0
     return torch.bernoulli(torch.sigmoid(log_odds), generator=generator)

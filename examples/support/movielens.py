@@ -25,7 +25,7 @@ class Rating:
 
     @property
     def liked(self) -> bool:
-        """Whether the rating counts as a click: the label in both examples."""
+        """Whether the rating counts as a click, which is the label in both examples."""
         return self.stars >= LIKED
 
 

@@ -1,4 +1,4 @@
-"""The optimizers: a choice for the tables, and Adam for everything else."""
+"""The optimizers: several to choose from for the tables, and Adam for all other parameters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class TableOptimizer:
 
     optimizer_class: type[torch.optim.Optimizer]
     default_lr: float
-    takes_sparse_gradients: bool = True  # the gradients of torch.nn.EmbeddingBag(sparse=True)
-    eps: float | None = None  # set if the default for sharded tables differs from the class's
+    takes_sparse_gradients: bool = True  # whether it accepts the gradients of torch.nn.EmbeddingBag(sparse=True)
+    eps: float | None = None  # passed explicitly where the default for sharded tables differs from the class's default
 
     def options(self, lr: float) -> dict[str, float]:
         """Returns the keywords for the class."""

@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that takes only unabbreviated options, shows the script's own help, and reports an error in one line."""
 
     def __init__(self, description: str | None, prog: str | None = None) -> None:
-        """Creates a parser without options. Parsers of commands are of this class too."""
+        """Creates a parser without options. Parsers of subcommands also have this class."""
         layout = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, description=description, formatter_class=layout, allow_abbrev=False)
 
@@ -88,7 +88,7 @@ def fraction(text: str) -> float:
 
 
 def add_click_options(parser: argparse.ArgumentParser, samples: int, batch: str) -> None:
-    """Adds options for generated clicks and a DLRM on them. `batch` says what the batch size refers to."""
+    """Adds options for generated clicks and a DLRM on them. `batch` is the help text of the batch size."""
     add = parser.add_argument
     add("--samples", type=log_size, default=samples, help="clicks to generate (default %(default)s)")
     add("--batch-size", type=positive_int, default=64, help=f"{batch} (default %(default)s)")
@@ -138,7 +138,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_output(path: Path) -> None:
-    """Refuses a file that cannot be written, as far as this is known in advance."""
+    """Refuses an output file that cannot be written, as far as can be checked in advance."""
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(f"cannot write {path}: it is a folder, or its folder does not exist")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -156,7 +156,7 @@ def _check_picture(path: Path) -> None:
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Sets options that have no value yet, and checks the output file before the training instead of after it."""
+    """Sets options that have no value yet, and checks the output files before the training starts."""
     for path in filter(None, (options.plot, options.json)):
         _check_output(path)
     if options.plot:

@@ -73,7 +73,7 @@ class Report:
         """Draws loss, validation AUC and hit rate over the steps."""
         import matplotlib
 
-        matplotlib.use("Agg")  # draws into a file, without a display
+        matplotlib.use("Agg")  # a backend that draws to a file without a display
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(3, 1, figsize=(8, 9), sharex=True, constrained_layout=True)

@@ -19,8 +19,8 @@ from tqdm import tqdm
 from support.clicks import ClickBatch, ClickData, Split
 
 CacheStats = dict[str, int]
-POINTS = 100  # of the loss and hit-rate curves
-EVALUATIONS = 6  # of the validation curve
+POINTS = 100  # number of points of the loss and hit-rate curves
+EVALUATIONS = 6  # number of points of the validation curve
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps [{elapsed}<{remaining}{postfix}]"
 
 
@@ -50,7 +50,7 @@ class Schedule:
         """Yields this rank's part of the batches of all epochs. Each epoch has a random order, which the seed
         determines.
 
-        The samples of a step are the ones that a single process with a batch of all ranks' size takes. A last batch
+        All ranks together take the samples that a single process with the global batch size would take. A last batch
         with fewer samples than ranks is left out.
         """
         generator = torch.Generator().manual_seed(self.seed)
@@ -84,7 +84,7 @@ class Curves:
 
     steps: list[int] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
-    hit_rate: list[float] = field(default_factory=list)  # empty without a cache
+    hit_rate: list[float] = field(default_factory=list)  # empty if the tables have no cache
     evaluation_steps: list[int] = field(default_factory=list)
     validation_auc: list[float | None] = field(default_factory=list)
 
@@ -95,8 +95,8 @@ class TrainResult:
 
     test: Quality
     steps: int
-    seconds: float  # of everything between the first step and the last: batches, steps, evaluations
-    training_seconds: float  # of the steps alone
+    seconds: float  # time from the first step to the last, with batches, steps and evaluations
+    training_seconds: float  # time of the steps alone
     samples_per_second: float
     curves: Curves
     cache: CacheStats | None
@@ -203,7 +203,7 @@ def train(
     ahead: Callable[[Iterator[ClickBatch]], Iterator[ClickBatch]] = iter,
     quiet: bool = False,
 ) -> TrainResult:
-    """Trains a model, evaluates it on the validation part now and then, and finally on the test part.
+    """Trains a model; evaluates it on the validation part at intervals, and on the test part at the end.
 
     `ahead` wraps the iterator of batches and may prepare the next ones; `quiet` shows no progress.
     """
@@ -212,7 +212,8 @@ def train(
     evaluate_every = math.ceil(steps / EVALUATIONS)
     batches = ahead(islice(job.schedule.batches(train_data), steps))
     begin = time.perf_counter()
-    # Without a terminal (disable=None) there is no bar. tqdm's own rate would count evaluations as training.
+    # Without a terminal (disable=None), tqdm shows no bar. The bar's format leaves out tqdm's own rate, which would
+    # count evaluations as training.
     with tqdm(batches, desc=name, total=steps, dynamic_ncols=True, disable=quiet or None, bar_format=BAR) as bar:
         monitor = Monitor(bar, name, steps, cache_stats, quiet)
         for step, batch in enumerate(bar, start=1):

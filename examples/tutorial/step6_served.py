@@ -1,4 +1,4 @@
-"""Step 6, what step 5 saved is served: python examples/tutorial/step6_served.py saves."""
+"""Step 6, serving the save of step 5: python examples/tutorial/step6_served.py saves."""
 
 import sys
 from pathlib import Path
