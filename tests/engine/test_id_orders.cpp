@@ -126,7 +126,7 @@ std::vector<std::pair<std::string, Ids>> own_orders() {
   const IdMap map = filled(IdMap(), ids);
   found.emplace_back("of a map", listed(map));
   found.emplace_back("of a map that was filled in that order", listed(filled(IdMap(), listed(map))));
-  found.emplace_back("of a map with room from the beginning", listed(filled(IdMap(kIds), ids)));
+  found.emplace_back("of a map that doubles", listed(filled(IdMap(kIds), ids)));
   found.emplace_back("of candidates", listed(filled(Candidates(false), ids)));
   const Ids again = listed(filled(Candidates(true), listed(filled(Candidates(false), ids))));
   found.emplace_back("of candidates that came in that order", again);
@@ -197,7 +197,7 @@ TEST(neighbours) {
   const Ids order = listed(map);
   const size_t kept = order.size() * 9 / 10;
   for (size_t i = 0; i < kept; ++i) erase(&map, order[i]);
-  map.shrink(0);
+  map.shrink();
   CHECK(map.growth(1) == 0);
   int64_t total = 0;
   for (size_t i = kept; i < order.size(); ++i) total += probes(map, order[i]);

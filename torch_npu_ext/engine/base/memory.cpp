@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -19,8 +18,6 @@ constexpr size_t kCacheLine = 64;
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 // The bytes of further growth that a check of /proc grants in advance.
 constexpr int64_t kGrantAhead = int64_t{256} << 20;
-constexpr int kCollapse =
-    25;  // MADV_COLLAPSE of Linux 6.1; on older systems khugepaged merges the pages later
 
 // Returns the value of `key` in a file of "key value" lines; `missing` if there is no such file or key.
 int64_t read_field(const std::string& path, const std::string& key, int64_t missing) {
@@ -83,19 +80,6 @@ int64_t cgroup_memory() {
   return free;
 }
 
-// Returns whether the system's setting allows huge pages. MADV_COLLAPSE does not check it.
-bool huge_pages_allowed() noexcept {
-  static const bool allowed = [] {
-    char line[64] = "[never]";
-    std::FILE* const file = std::fopen("/sys/kernel/mm/transparent_hugepage/enabled", "r");
-    if (file == nullptr) return false;
-    const bool read = std::fgets(line, sizeof line, file) != nullptr;
-    std::fclose(file);
-    return read && std::strstr(line, "[never]") == nullptr;
-  }();
-  return allowed;
-}
-
 }  // namespace
 
 size_t small_page() {
@@ -140,15 +124,9 @@ HugeBuffer::~HugeBuffer() {
   }
 }
 
-void HugeBuffer::expect_huge_pages() noexcept {
+void HugeBuffer::use_huge_pages() noexcept {
 #ifdef MADV_HUGEPAGE
   if (size_ >= kHugePage) madvise(data_, size_, MADV_HUGEPAGE);
-#endif
-}
-
-void HugeBuffer::merge_pages(size_t begin, size_t bytes) noexcept {
-#ifdef MADV_HUGEPAGE
-  if (size_ >= kHugePage && huge_pages_allowed()) madvise(data_ + begin, bytes, kCollapse);
 #endif
 }
 
@@ -178,12 +156,8 @@ ChunkedMemory::ChunkedMemory(size_t item_bytes, size_t chunk_bytes) : item_bytes
 }
 
 void ChunkedMemory::extend(size_t count) {
-  if (pages_ == Pages::kSmall && pages_of_array(count * item_bytes_) == Pages::kHuge) {
-    pages_ = Pages::kHuge;
-    for (HugeBuffer& chunk : chunks_) chunk.use_huge_pages();
-  }
-  const size_t needed = (count + mask_) >> shift_;
-  while (chunks_.size() < needed) chunks_.emplace_back((mask_ + 1) * item_bytes_, pages_);
+  const size_t needed = (count + mask_) >> shift_, bytes = (mask_ + 1) * item_bytes_;
+  while (chunks_.size() < needed) chunks_.emplace_back(bytes, pages_of_array((chunks_.size() + 1) * bytes));
 }
 
 int64_t available_memory() {

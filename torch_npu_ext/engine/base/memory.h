@@ -47,17 +47,10 @@ class HugeBuffer {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
   }
-  // Replaces small pages by huge ones if the system provides them: committed pages now, other pages at their
-  // first access. Addresses and contents do not change, and other threads may access them meanwhile.
-  void use_huge_pages() noexcept {
-    expect_huge_pages();
-    merge_pages(0, size_);
-  }
-  // The two parts of use_huge_pages(). expect_huge_pages() requests huge pages for memory that is committed
-  // later. merge_pages() merges the small pages in [begin, begin + bytes) into huge ones, each in one or two
-  // milliseconds.
-  void expect_huge_pages() noexcept;
-  void merge_pages(size_t begin, size_t bytes) noexcept;
+  // Requests huge pages. Memory that is committed later gets them at its first access; the system's
+  // khugepaged merges small pages in the background, which would take this thread a millisecond each.
+  // Addresses and contents do not change, and other threads may access them meanwhile.
+  void use_huge_pages() noexcept;
   // Commits all pages of [begin, begin + bytes) now, if the system supports that. One call is cheaper than a
   // page fault for each small page.
   void populate(size_t begin, size_t bytes) noexcept;
@@ -91,8 +84,6 @@ class HugeArray {
     if (count > size()) buffer_ = HugeBuffer((count + count / 4) * sizeof(T));
   }
   size_t bytes() const { return buffer_.size(); }
-  void expect_huge_pages() noexcept { buffer_.expect_huge_pages(); }
-  void merge_pages(size_t begin, size_t bytes) noexcept { buffer_.merge_pages(begin, bytes); }
   // Zeroes items [begin, begin + count) and returns their memory to the system, except on pages that also
   // contain other items.
   void release(size_t begin, size_t count) noexcept { buffer_.release(begin * sizeof(T), count * sizeof(T)); }
@@ -104,7 +95,7 @@ class HugeArray {
   HugeBuffer buffer_;
 };
 
-// An array whose items never move while it grows.
+// An array whose items never move while it grows. Its first 8 MiB are on small pages.
 class ChunkedMemory {
  public:
   explicit ChunkedMemory(size_t item_bytes,
@@ -114,16 +105,12 @@ class ChunkedMemory {
   void* at(size_t i) const { return chunks_[i >> shift_].data() + (i & mask_) * item_bytes_; }
   size_t size() const { return chunks_.size() << shift_; }  // the number of items that fit into the chunks
   size_t item_bytes() const { return item_bytes_; }
-  void clear() {
-    chunks_.clear();
-    pages_ = Pages::kSmall;
-  }
+  void clear() { chunks_.clear(); }
 
  private:
   size_t item_bytes_;
   int shift_;  // items per chunk = 1 << shift_
   size_t mask_;
-  Pages pages_ = Pages::kSmall;  // page size of the chunks
   std::vector<HugeBuffer> chunks_;
 };
 

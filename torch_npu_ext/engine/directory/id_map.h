@@ -64,7 +64,8 @@ class IdMap {
     int lane_;
   };
 
-  explicit IdMap(int64_t expected = 0) : IdMap(buckets_for(expected), IdSeed(kUsualSteps)) {}
+  // Below `expected` ids the map grows by doubling, so that few ids move; it begins small in any case.
+  explicit IdMap(int64_t expected = 0) : IdMap(buckets_for(0), IdSeed(kUsualSteps), buckets_for(expected)) {}
 
   static REC_SDK_ALWAYS_INLINE uint64_t hash(int64_t id) { return IdSeed::hash(id); }
 
@@ -158,18 +159,9 @@ class IdMap {
       move_homes(kHomesPerId * static_cast<uint64_t>(extra));
     }
   }
-  // Switches a map that was created with space for many ids to huge pages once its ids occupy most of its
-  // small pages. Pages are merged step by step, because merging all pages of a large map takes half a second.
-  void choose_pages(int64_t extra) noexcept {
-    if (buckets_.pages == Pages::kSmall && pages_for(size_ + extra, buckets_.count) == Pages::kHuge) {
-      buckets_.expect_huge_pages();
-    }
-    if (buckets_.small_bytes > 0) buckets_.merge_pages(extra);
-  }
-
-  // Shrinks the map if a fourth of its memory suffices, but keeps space for `expected` ids.
-  void shrink(int64_t expected) noexcept {
-    const int64_t wanted = buckets_for(size_ + size_ / 4 > expected ? size_ + size_ / 4 : expected);
+  // Shrinks the map if a fourth of its memory suffices.
+  void shrink() noexcept {
+    const int64_t wanted = buckets_for(size_ + size_ / 4);
     if (static_cast<int64_t>(buckets_.count) / 4 < wanted) return;
     try {
       rehash(wanted);
@@ -177,7 +169,7 @@ class IdMap {
     }
   }
 
-  void clear() { *this = IdMap(); }
+  void clear() { *this = IdMap(buckets_for(0), IdSeed(kUsualSteps), expected_buckets_); }
 
   int64_t size() const { return size_; }
   // Returns the size of the map in bytes. While the map grows, this is the filled part of the new array plus
@@ -214,8 +206,6 @@ class IdMap {
   static constexpr int64_t kUsualSteps =
       2;  // an insertion takes 0.7 steps in a full map, and 0.12 on average while it fills
   static constexpr int64_t kCrowded = -1;
-  static constexpr int64_t kIdsPerMerge =
-      16384;  // number of ids for which reserve() must be called before each merge of a huge page
   static constexpr uint64_t kAtOnce =
       1024;  // a map with fewer buckets grows in one step, in about a millisecond
   // The number of home buckets, with about ten ids, that move for each new id. At this speed the old array is
@@ -229,36 +219,21 @@ class IdMap {
 
   struct Buckets {
     uint64_t count = 0;
-    Pages pages = Pages::kSmall;
     HugeArray<Bucket> array;
-    size_t small_bytes = 0;  // bytes at the front of the array whose small pages have not been merged yet
-    int64_t ids_since = 0;   // number of ids for which reserve() was called since the last merge
 
     Buckets() = default;
-    Buckets(uint64_t buckets, Pages kind) : count(buckets), pages(kind), array(buckets, kind) {}
+    explicit Buckets(uint64_t buckets) : count(buckets), array(buckets) {}
     Bucket* data() const { return array.data(); }
     REC_SDK_ALWAYS_INLINE Bucket& operator[](uint64_t b) const { return array[b]; }
     REC_SDK_ALWAYS_INLINE uint64_t home(uint64_t order) const { return IdSeed::place(order, count); }
     REC_SDK_ALWAYS_INLINE uint64_t next(uint64_t b) const { return b + 1 == count ? 0 : b + 1; }
     uint64_t distance(uint64_t from, uint64_t to) const { return to >= from ? to - from : to + count - from; }
-
-    void expect_huge_pages() noexcept {
-      array.expect_huge_pages();
-      pages = Pages::kHuge;
-      small_bytes = array.bytes() / kHugePage * kHugePage;
-    }
-    void merge_pages(int64_t ids) noexcept {
-      ids_since += ids;
-      for (; ids_since >= kIdsPerMerge && small_bytes > 0; ids_since -= kIdsPerMerge) {
-        small_bytes -= kHugePage;
-        array.merge_pages(small_bytes, kHugePage);
-      }
-    }
   };
 
-  IdMap(int64_t bucket_count, const IdSeed& seed, int64_t ids = 0)
-      : buckets_(static_cast<uint64_t>(bucket_count), pages_for(ids, static_cast<uint64_t>(bucket_count))),
+  IdMap(int64_t bucket_count, const IdSeed& seed, int64_t expected_buckets)
+      : buckets_(static_cast<uint64_t>(bucket_count)),
         seed_(seed),
+        expected_buckets_(expected_buckets),
         room_(max_size()) {}
 
   // Returns the array that contains ids of this order.
@@ -342,14 +317,17 @@ class IdMap {
   }
 
   // The maximum load factor is 0.68, at which 8 % of the ids are outside their home buckets. As the map grows
-  // by a quarter, it takes at most 24 bytes per id.
+  // by a quarter beyond the expected ids, it then takes at most 24 bytes per id.
   int64_t max_size() const { return static_cast<int64_t>(buckets_.count) * kLanes * 17 / 25; }
   static int64_t buckets_for(int64_t ids) { return ids * 25 / (17 * kLanes) + 16; }
   int64_t buckets_with(int64_t extra) const {
     if (size_ + extra <= max_size())
       return static_cast<int64_t>(
           buckets_.count);  // the ids are clustered: rehash them with another seed, in as many buckets
-    const int64_t larger = static_cast<int64_t>(buckets_.count + buckets_.count / 4);
+    const int64_t by_quarter = static_cast<int64_t>(buckets_.count + buckets_.count / 4);
+    const int64_t twice = 2 * static_cast<int64_t>(buckets_.count);
+    const int64_t doubled = twice < expected_buckets_ ? twice : expected_buckets_;
+    const int64_t larger = by_quarter > doubled ? by_quarter : doubled;
     const int64_t needed = buckets_for(size_ + extra);
     return larger > needed ? larger : needed;
   }
@@ -359,7 +337,7 @@ class IdMap {
   void rehash(int64_t bucket_count) {
     constexpr uint64_t kPiece = 64;
     for (IdSeed seed = seed_.fresh();;) {
-      IdMap other(bucket_count, seed, size_);
+      IdMap other(bucket_count, seed, expected_buckets_);
       for (uint64_t b = 0; b < this->bucket_count() && other.room_ != kCrowded; b += kPiece) {
         for_each_from(b, b + kPiece, [&](int64_t id, const Entry& entry) {
           bool added = false;
@@ -376,7 +354,7 @@ class IdMap {
 
   void begin_growth(int64_t bucket_count) {
     const auto count = static_cast<uint64_t>(bucket_count);
-    Buckets larger(count, pages_for(size_, count));
+    Buckets larger(count);
     old_ = std::exchange(buckets_, std::move(larger));
     room_ = max_size();
     moved_ = returned_ = bound_ = 0;
@@ -422,11 +400,6 @@ class IdMap {
     bound_ = kAll;
   }
 
-  static Pages pages_for(int64_t ids, uint64_t buckets) {
-    const uint64_t small_pages = buckets * sizeof(Bucket) / small_page();
-    return static_cast<uint64_t>(ids) < small_pages ? Pages::kSmall : Pages::kHuge;
-  }
-
   Buckets buckets_;
   Buckets old_;            // the former array while the map grows
   uint64_t bound_ = kAll;  // while the map grows: ids whose order is below it are in buckets_
@@ -434,6 +407,7 @@ class IdMap {
   uint64_t returned_ =
       0;  // the memory of the buckets of old_ before it was released, except the first kWrapped
   IdSeed seed_;
+  int64_t expected_buckets_;
   int64_t size_ = 0, erased_ = 0;
   int64_t
       room_;  // the capacity in ids; kCrowded: the ids are clustered and must be rehashed with another seed

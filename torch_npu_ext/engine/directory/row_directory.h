@@ -11,8 +11,8 @@ namespace rec_sdk {
 
 class RowDirectory {
  public:
-  // `expected`: the number of ids for which the map always keeps space.
-  explicit RowDirectory(int64_t expected = 0) : expected_(expected), ids_(expected) {}
+  // `expected`: the number of ids up to which the map doubles when it grows.
+  explicit RowDirectory(int64_t expected = 0) : ids_(expected) {}
 
   int64_t count() const { return ids_.size(); }    // number of ids
   int64_t bound() const { return rows_.bound(); }  // one past the largest row assigned so far
@@ -20,7 +20,6 @@ class RowDirectory {
   int64_t growth(int64_t extra) const { return ids_.growth(extra); }
   void reserve(int64_t extra) { ids_.reserve(extra); }
   bool grows() const { return ids_.grows(); }
-  void choose_pages(int64_t extra) noexcept { ids_.choose_pages(extra); }
 
   // Returns the entry of the id; a new id gets the next row and no slot. Precondition: growth(1) == 0.
   IdMap::Entry find_or_add(int64_t id, uint64_t hash, bool* added) {
@@ -45,7 +44,7 @@ class RowDirectory {
   void for_each_free(Visit visit) const {
     rows_.for_each_free(visit);
   }
-  void shrink() noexcept { ids_.shrink(expected_); }
+  void shrink() noexcept { ids_.shrink(); }
 
   int64_t bytes() const { return ids_.bytes(); }
   void clear() {
@@ -54,7 +53,6 @@ class RowDirectory {
   }
 
  private:
-  int64_t expected_;
   IdMap ids_;
   NumberPool rows_;
 };

@@ -36,8 +36,7 @@ std::unique_ptr<StoreFile> make_file(const TableSpec& spec) {
 
 }  // namespace
 
-// The id map starts with space for all rows that fit into the cache, so that it does not grow while the cache
-// fills, but with at most 64 MiB.
+// The id map doubles while the rows still fit into the cache, up to 64 MiB; so few ids move while it fills.
 Table::Table(TableSpec spec, const RecordLayout& layout, const std::string& policy_name, int64_t first_slot,
              MemoryGuard* memory)
     : store(StoredRecords(layout, spec.stored_dtype), memory, make_file((check_spec(spec, layout), spec))),
@@ -83,7 +82,6 @@ int64_t Table::column_bytes() const {
 }
 
 bool Table::reserve_ids(int64_t extra) {
-  directory_.choose_pages(extra);
   const int64_t bytes = directory_.growth(extra);
   if (bytes == 0) {
     const bool moves = directory_.grows();
