@@ -142,7 +142,7 @@ class Batch:
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether the offsets begin at 0, end at the number of ids and never decrease."""
+        """Whether the offsets begin with 0, end with the number of ids and never decrease."""
         offsets = self.offsets
         if not self.batch_size or offsets[0] or offsets[-1] != len(self.values):
             return False

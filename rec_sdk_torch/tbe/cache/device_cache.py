@@ -272,7 +272,7 @@ class Group:
         """Swaps in the rows of a started plan and looks them up.
 
         Args:
-            plan: from `plan`, staged by `stage` and started.
+            plan: a result of `plan` that `stage` has staged and the engine has started.
             weights: the per-sample weights, float32 `[n]`.
             out: float32 `[B, total]`, in whose columns of this group the pooled rows are stored; None for a sequence.
 

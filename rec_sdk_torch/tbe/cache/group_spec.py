@@ -166,7 +166,7 @@ class InitFns:
 
     @classmethod
     def of(cls, members: Sequence[Member], layout: RecordLayout) -> InitFns | None:
-        """Returns the functions of a group's tables; None if no hash table has one."""
+        """Returns the `init_fn`s of a group's hash tables; None if no hash table has an `init_fn`."""
         hashed = ((index, member.config) for index, member in enumerate(members) if member.config.hashed)
         configs = {index: config for index, config in hashed if config.init_fn is not None}
         return cls(configs, layout) if configs else None

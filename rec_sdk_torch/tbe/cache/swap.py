@@ -58,8 +58,8 @@ _SWAP_IN_SLOTS = PlanArrays._fields.index("swap_in_slots")
 class Swap:
     """Plans the batches of one group and applies the plans to its cache.
 
-    Plans are applied in the order in which they were made. A plan is first staged, which can fail; then the engine
-    starts it, after which it can only be completed; then the rows are swapped.
+    Plans are applied in the order in which they were made. To apply a plan, it is first staged, which can fail; then
+    the engine starts it, after which it can only be completed; then its rows are swapped in.
 
     `plan` and `drop` require the embedding's planning lock, and `read_ahead` runs in the thread that plans. All other
     calls require the launch lock.
@@ -345,7 +345,7 @@ class Swap:
         return copies.records.done() and (copies.sums is None or copies.sums.done())
 
     def complete_write_back(self, serial: int) -> None:
-        """Stores the victims of the plan `serial` in the host store; waits for no copy but their download."""
+        """Stores the victims of the plan `serial` in the host store; waits only for the victims' download."""
         with self._write_back_lock:
             host, copies = self._write_backs.get(serial, (None, None))
             if host is None or copies is None:

@@ -125,7 +125,7 @@ class Locks:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Blocks planning, reads and updates in other threads: the block sees a consistent state of all tables."""
+        """Blocks planning, reads and updates in other threads during a `with` block, which sees all tables unchanged."""
         with self.without_pending_plans():
             self.complete()
             yield

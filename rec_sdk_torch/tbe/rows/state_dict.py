@@ -18,7 +18,7 @@ from .user_tensors import tensor_problem
 
 
 class TablesModule(NotScripted, torch.nn.Module):
-    """Base of modules with tables. A state dict is a consistent copy; a strict load changes all tables or none."""
+    """Base of modules with tables. Their state dict is a consistent copy; a strict load changes all tables or none."""
 
     _FORCE_STATE_DICT_LOAD = True
     """Makes DistributedModelParallel call `load_state_dict`, which raises errors; it ignores `error_msgs` otherwise."""
@@ -136,7 +136,7 @@ def load_tables(
     unexpected_keys: list[str],
     error_msgs: list[str],
 ) -> None:
-    """Replaces the rows of all tables by the rows of a state dict; if there is an error, of none.
+    """Replaces the rows of all tables by the rows of a state dict; changes no table if there is an error.
 
     Ids that a table already contains keep their optimizer states. Accumulated and pending gradients are discarded.
 

@@ -35,7 +35,7 @@ LOOKAHEAD_PLANS = 2
 """Number of batches that are planned ahead if the cache policy looks ahead. Later batches are only announced."""
 
 MAX_UNUSED = 8
-"""Planning ahead stops after this many training batches in a row that were not prefetched."""
+"""Number of consecutive training batches that were not prefetched after which planning ahead stops."""
 
 
 class Prefetched:
