@@ -125,7 +125,7 @@ class Locks:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Blocks planning, reads and updates in other threads during a `with` block, which sees all tables unchanged."""
+        """Blocks planning, reads and updates in other threads: a `with` block has a consistent view of all tables."""
         with self.without_pending_plans():
             self.complete()
             yield

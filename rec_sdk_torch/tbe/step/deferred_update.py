@@ -33,7 +33,7 @@ class DeferredStep(Step):
         needs_grad: Sequence[bool],
         tables: frozenset[str] | None = None,
     ) -> list[torch.Tensor | None]:
-        """Adds `grads` to the pending gradients; returns the gradients of the per-sample weights. See `Step.backward`."""
+        """Adds `grads` to the pending gradients; returns the gradients of the per-sample weights, see `Step`."""
         if self.finished:
             raise RuntimeError(
                 "the embedding's rows were updated by step() after this forward and a backward through it: look the "
