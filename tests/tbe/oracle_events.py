@@ -22,7 +22,7 @@ def warm(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> No
 
 
 def fill_counts(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step) -> None:
-    """Writes row counters that are one below their maximum."""
+    """Sets row counters to one below their maximum."""
     for index, table in enumerate(scenario.tables):
         view, ids = embedding.view(table.name), torch.tensor(sorted(scenario.ids(index, step)), dtype=torch.int64)
         if table.lifecycle is not None and table.name != scenario.frozen:
@@ -32,7 +32,7 @@ def fill_counts(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step
 
 
 def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> bool:
-    """Loads a state; returns False if refused because a batch in flight uses ids that would be removed."""
+    """Loads a state; returns False if the load is refused because a batch in flight uses ids that it would remove."""
     if not saved:
         return False
     try:
@@ -45,7 +45,7 @@ def loaded(embedding: TableBatchedEmbedding, saved: dict[str, torch.Tensor]) -> 
 
 
 def norms(embedding: TableBatchedEmbedding, norm_type: float) -> torch.Tensor:
-    """Returns the gradient norm of each table, from the counted norms or from pending gradients; changes nothing."""
+    """Returns each table's gradient norm, either the counted norm or the norm of pending gradients; changes nothing."""
     if embedding.options.grad_norms:
         return torch.tensor(list(embedding.counted_norms(norm_type).values()))
     grads = [embedding.gradient(table.name) for table in embedding.tables]

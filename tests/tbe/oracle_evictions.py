@@ -1,4 +1,4 @@
-"""Evictions in the oracle: takes evicted rows and puts them back, in the embedding and in the reference."""
+"""Evictions in the oracle: takes evicted rows and puts some back, in the embedding and in the reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def keeps_evicted(table: TableConfig) -> bool:
 
 
 def take_evicted_rows(embedding: TableBatchedEmbedding, name: str, result: Result, when: object) -> EvictedRows:
-    """Takes the evicted rows of a table in two parts, and records them in `result`."""
+    """Takes a table's evicted rows in two calls, and records them in `result`."""
     view = embedding.view(name)
     waiting = embedding.cache_stats(name)["evicted_waiting"]
     parts = [view.take_evicted(waiting // 2), view.take_evicted()]
@@ -44,7 +44,7 @@ def exercise_evictions(embedding: TableBatchedEmbedding, scenario: Scenario, ind
         ids = torch.tensor(scenario.removed(place, index), dtype=torch.int64)
         try:
             removed = view.remove(ids)
-            if table.hashed:  # an index table counts rows that differ from their initial values, and rows in the cache
+            if table.hashed:  # an index table's count also depends on which rows are cached
                 result[f"{table.name}.removed{index}"] = torch.tensor(removed)
         except RuntimeError as error:
             if "in flight" not in str(error) and "open accumulation window" not in str(error):
@@ -55,7 +55,7 @@ def exercise_evictions(embedding: TableBatchedEmbedding, scenario: Scenario, ind
 def exercise_reference_evictions(
     reference: Reference, scenario: Scenario, index: int, in_flight: list[Any], result: Result
 ) -> None:
-    """Records the results of `exercise_evictions` for the reference."""
+    """Does with the reference what `exercise_evictions` does, and records the expected results."""
     for place, table in enumerate(scenario.tables):
         if keeps_evicted(table):
             rows, reference.evicted[place] = reference.evicted[place], []
@@ -82,9 +82,9 @@ def record_evicted(name: str, rows: list[EvictedRow], result: Result, when: obje
 
 
 def compare_evicted(name: str, result: Result, expected: Result) -> None:
-    """Checks that evicted rows are returned once, in order and unchanged, and that the counts match the reference."""
+    """Checks one recorded value against the reference; ids, reasons and counts must be equal, other values close."""
     if " column " in name and name not in result:
-        return  # no rule needs this column
+        return  # the table lacks this column, because no rule needs it
     value, right = result[name].double(), expected[name].double()
     assert value.shape == right.shape, f"{name}: {value.shape}, expected {right.shape}"
     exact = name.endswith((" ids", " reason")) or " " not in name

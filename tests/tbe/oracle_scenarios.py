@@ -30,7 +30,9 @@ STORES = tempfile.TemporaryDirectory(prefix="rec_sdk_oracle")
 
 @dataclass
 class Step:
-    """One batch: `features[f][b]` are the ids of a bag; `weights`, `clicks` and `timestamps` have the same form."""
+    """One batch: `features[f][b]` are the ids of bag b of feature f; `weights`, `clicks` and `timestamps` are
+    nested alike.
+    """
 
     event: str
     lr: float
@@ -47,7 +49,7 @@ class Step:
 
 @dataclass
 class Scenario:
-    """A scenario drawn by hypothesis; its batches follow from the seed, so that a failure prints in one line."""
+    """A scenario drawn by hypothesis. Batches are derived from its seed, so a failing scenario prints in one line."""
 
     tables: list[TableConfig]
     optimizer: str
@@ -61,9 +63,9 @@ class Scenario:
     on_disk: bool = False
     rounded: torch.dtype | None = None
     frozen: str | None = None
-    """A table that is only read."""
+    """Name of a frozen table, which is looked up but not trained."""
     narrow: bool = False
-    """Optimizer states, but for counters, are 16 bits wide."""
+    """Whether optimizer states, except counters, are 16 bits wide."""
     update: str = "backward"
     max_norm: float = float("inf")
     """The norm by which step() clips the gradients of `window` backward passes; finite with update="step" alone."""
@@ -74,21 +76,22 @@ class Scenario:
         return self.window > 1 and self.update == "backward"
 
     def clipped(self) -> Scenario:
-        """Returns the same tables without rules; step() follows two or more backward passes and clips by the total
-        norm.
-        """
+        """Returns a copy without rules; step() follows at least two backward passes and clips by the total norm."""
         tables = [replace(table, lifecycle=None) for table in self.tables]
         bounds = {"max_norm": float(1 + self.seed % 20), "max_gradient": float("inf")}
         return replace(self, tables=tables, update="step", window=max(2, self.window), **bounds)
 
     def varied(self, **fields: Any) -> Scenario:
-        """Returns a copy with other `fields`, which must not affect the batches."""
+        """Returns a copy with these fields replaced and the same batches."""
         other = replace(self, **fields)
         other.steps = self.steps
         return other
 
     def with_other_update(self) -> Scenario:
-        """Returns a copy with the other update time, which is equivalent if a window has one backward pass."""
+        """Returns a copy with the other value of `update`.
+
+        If a window has more than one backward pass, the two differ; then returns the scenario itself.
+        """
         if self.window > 1:
             return self
         return self.varied(update="step" if self.update == "backward" else "backward")
@@ -105,7 +108,7 @@ class Scenario:
         return self.varied(tables=tables, narrow=True)
 
     def state_dtypes(self, optimizer: TableOptimizer) -> dict[str, torch.dtype]:
-        """Returns the dtypes of the states of `optimizer`: both 16-bit types if it has several states."""
+        """Returns a 16-bit dtype for each state of `optimizer`, and different ones if it has two states."""
         kinds = (torch.bfloat16, torch.float16) if self.seed % 2 else (torch.float16, torch.bfloat16)
         states = [state.name for state in optimizer.spec.states if not state.counter]
         return dict(zip(states, kinds, strict=False))
@@ -114,12 +117,12 @@ class Scenario:
     def steps(self) -> list[Step]:
         rng = np.random.default_rng(self.seed)
         steps = [draw_step(rng, self.tables, i, event, self.weighted) for i, event in enumerate(self.events)]
-        for i, step in enumerate(steps):  # labels may be negative: no click
+        for i, step in enumerate(steps):  # drawn labels of -1 are clipped to 0: no click
             step.clicks = [[rng.integers(-1, 3, len(bag)).clip(0) for bag in f] for f in step.features]
             step.timestamps = [[i + rng.integers(-3, 3, len(bag)) for bag in f] for f in step.features]
             for bag in (bag for f in step.timestamps for bag in f):
                 if rng.random() < 0.05:
-                    bag[:1] *= 10**12  # in another unit
+                    bag[:1] *= 10**12  # a timestamp in another unit
         return steps
 
     @property
@@ -133,7 +136,7 @@ class Scenario:
 
     @property
     def counts(self) -> bool:
-        """Whether norms of gradients are compared."""
+        """Whether gradient norms are counted and compared."""
         return self.seed % 5 > 1 and self.max_norm == float("inf")
 
     @property
@@ -142,13 +145,13 @@ class Scenario:
         return self.seed % 3 > 0
 
     def overwrites(self, index: int) -> bool:
-        """Returns whether rows that are put back in a step replace rows of the same id."""
+        """Returns whether `put_back` in a step overwrites rows that the table has for the same ids."""
         return (self.seed + index) % 2 == 0
 
     def actions(self) -> Iterator[tuple[int, list[int]]]:
         """Yields (step to run forward, steps whose backward follows), in order.
 
-        "overlap" delays its backward until after the next training step's forward, so that the pins of both hold.
+        The backward pass of an "overlap" step runs after the next training step's forward, so both batches pin rows.
         """
         waiting: list[int] = []
         for index, event in enumerate(self.events):

@@ -1,6 +1,6 @@
-"""Reference for a table-batched embedding in plain torch, float64.
+"""Reference for a table-batched embedding, written in plain torch with float64.
 
-Optimizers are torch's own, or the documented formulas of the others, on the rows of the update window.
+Optimizers are torch's own or, where torch has none, the documented formulas. They update the rows of a window.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rec_sdk_torch.tbe import EvictReason, Pooling, TableConfig
 
 @dataclass
 class EvictedRow:
-    """A row evicted from its table, with its values at that time."""
+    """A row evicted from its table, with its values at the time of eviction."""
 
     id: int
     weight: torch.Tensor
@@ -32,11 +32,11 @@ class EvictedRow:
 
 
 class Reference:
-    """Tables as dense float64 matrices over all ids that ever occur."""
+    """Tables as dense float64 matrices with a row for every id of the scenario."""
 
     def __init__(self, scenario: Scenario, ids: list[np.ndarray], initial: list[torch.Tensor]) -> None:
         tables = self.tables = scenario.tables
-        self.max_norm, self.last_norm = scenario.max_norm, 0.0  # over the gradients of all tables in an update
+        self.max_norm, self.last_norm = scenario.max_norm, 0.0  # computed over the gradients of all tables in an update
         self.frozen = scenario.frozen
         self.row_of = [{int(i): row for row, i in enumerate(every)} for every in ids]
         self.weights = [torch.nn.Parameter(weight.double().clone()) for weight in initial]
@@ -44,14 +44,15 @@ class Reference:
         self.optimizers = [row.on_rows(weight) for weight in self.weights]
         self.start = float(row.options.get("initial_accumulator_value", 0.0))  # initial value of a state
         self.window, self.backwards = scenario.window, 0
-        self.last_gradients: dict[str, torch.Tensor] = {}  # of the last update, before clipping
-        self._rows_of: dict[tuple[int, int], set[int]] = {}  # by batch and table, set in its forward
+        self.last_gradients: dict[str, torch.Tensor] = {}  # norm of the last update's gradients, before clipping
+        # ids with rows, by batch and table; set in the batch's forward
+        self._rows_of: dict[tuple[int, int], set[int]] = {}
         self.max_gradient = scenario.max_gradient
         self.initial = [weight.detach().clone() for weight in self.weights]
-        # ids that occurred in a training batch, and were not removed
+        # ids of earlier training batches, except removed ids
         self.seen: list[set[int]] = [set() for _ in tables]
         self._pending: list[set[int]] = [set() for _ in tables]  # rows with gradients in the accumulation buffer
-        self.evicted: list[list[EvictedRow]] = [[] for _ in tables]  # of tables that keep evicted rows
+        self.evicted: list[list[EvictedRow]] = [[] for _ in tables]  # evicted rows, for tables that keep them
         self.lifecycles = [
             table.lifecycle and LifecycleReference(table.lifecycle, coin=Coin(scenario.seed, table.name))
             for table in tables
@@ -65,16 +66,14 @@ class Reference:
         return np.concatenate([bag for f in self.features_of(table) for bag in features[f]])
 
     def unpadded(self, table: int, features: list[list[np.ndarray]]) -> np.ndarray:
-        """Returns a mask of the table's lookups whose id is not the padding id."""
+        """Returns a mask that is True for the table's lookups of ids other than the padding id."""
         ids, padding = self.ids_of(table, features), self.tables[table].padding_idx
         return np.full(len(ids), True) if padding is None else ids != padding
 
     def begin_batch(
         self, features: list[list[np.ndarray]], clicks: list[list[np.ndarray]], timestamps: list[list[np.ndarray]]
     ) -> None:
-        """Counts the ids of a training batch. An id without a row after this has none in the batch's backward
-        either.
-        """
+        """Counts the ids of a training batch, and records which of them have rows; only these rows are trained."""
         for index, lifecycle in enumerate(self.lifecycles):
             if self.tables[index].name == self.frozen:
                 continue
@@ -88,7 +87,7 @@ class Reference:
 
     @torch.no_grad()
     def _end_step(self, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]) -> None:
-        """Evicts ids after a step: their rows return to initial values."""
+        """Evicts ids after a step, and resets their rows to the initial values."""
         for index, lifecycle in enumerate(self.lifecycles):
             if self.tables[index].name == self.frozen:
                 continue
@@ -115,7 +114,7 @@ class Reference:
         self._forget(table, row)
 
     def fill_counts(self, table: int, ids: set[int]) -> None:
-        """Sets the counters of rows to one below their maximum; clicks only where clicks are counted."""
+        """Sets the counters of rows to one below their maximum; clicks only if the table counts clicks."""
         lifecycle = self.lifecycles[table]
         if lifecycle is None or self.tables[table].name == self.frozen:
             return
@@ -124,7 +123,10 @@ class Reference:
 
     @torch.no_grad()
     def remove(self, table: int, ids: list[int], in_flight: list[list[list[np.ndarray]]]) -> int | None:
-        """Removes ids; returns how many the table had, or None if batches in flight or pending gradients need some."""
+        """Removes ids; returns how many of them the table had.
+
+        Returns None, and removes nothing, if a batch in flight or pending gradients use one of the ids.
+        """
         lifecycle, hashed = self.lifecycles[table], self.tables[table].hashed
         known = [i for i in ids if not hashed or i in (self.seen[table] if lifecycle is None else lifecycle.rows)]
         if (self._held(table, in_flight) | self._pending[table]) & set(known):
@@ -138,7 +140,7 @@ class Reference:
 
     @torch.no_grad()
     def put_back(self, table: int, rows: list[EvictedRow], overwrite: bool) -> int:
-        """Puts rows back, for each id its latest; returns their number."""
+        """Puts evicted rows back, the latest of each id; returns the number of rows put back."""
         lifecycle = self.lifecycles[table]
         assert lifecycle is not None
         latest = {row.id: row for row in rows}
@@ -160,7 +162,7 @@ class Reference:
             self.optimizers[table].state[weight][name][row] = self.start if name == "sum" else 0.0
 
     def forward(self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None) -> list[torch.Tensor]:
-        """Returns per feature the rows `[n, D]` of a sequence, or pooled bags `[B, D]`."""
+        """Returns for each feature its rows `[n, D]` (sequences), or its pooled bags `[B, D]`."""
         pairs = zip(self.tables, self.weights, strict=True)
         tables = [weight.detach() if table.name == self.frozen else weight for table, weight in pairs]
         return self._features(tables, features, weights)
@@ -169,7 +171,9 @@ class Reference:
     def tolerances(
         self, features: list[list[np.ndarray]], weights: list[list[torch.Tensor]] | None
     ) -> list[torch.Tensor]:
-        """Returns the allowed error of each output if every weight w may have error 1 + |w|, added up over a bag."""
+        """Returns the allowed error of each output if every weight w may be wrong by 1 + |w|; a bag sums its
+        rows' errors.
+        """
         absolute = None if weights is None else [[bag.abs() for bag in bags] for bags in weights]
         return self._features([1 + weight.abs() for weight in self.weights], features, absolute)
 
@@ -221,7 +225,10 @@ class Reference:
     def after_backward(
         self, lr: float, features: list[list[np.ndarray]], in_flight: list[list[list[np.ndarray]]]
     ) -> None:
-        """Runs the update if the window ends, then evictions. `in_flight`: batches whose backward is still to come."""
+        """Runs the update if this ends a window, then evictions.
+
+        `in_flight`: batches without their backward pass yet.
+        """
         self.backwards += 1
         if not self.backwards % self.window:
             self._update(lr)

@@ -1,4 +1,4 @@
-"""A gate that blocks a stream, so that a test can see what waits for the stream."""
+"""A gate that blocks a stream, with which a test detects work that waits for the stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gate:
         self.closed = True
         self._lock = threading.Lock()
         gc.collect()
-        gc.disable()  # freeing objects may wait for the stream
+        gc.disable()  # freeing some objects would wait for the stream
         libc.sem_init(self._semaphore, 0, 0)
         torch.get_device_module(stream.device).synchronize(stream.device)  # no pending work may pass the gate
         handle, launch = _launcher(stream)
@@ -53,5 +53,5 @@ def _launcher(stream: Any) -> tuple[int, Callable[..., int]]:
     if stream.device.type == "npu":
         return stream.npu_stream, ctypes.CDLL("libascendcl.so").aclrtLaunchHostFunc
     assert torch.version.cuda
-    runtime = f"libcudart.so.{torch.version.cuda.partition('.')[0]}"  # the library that torch has loaded
+    runtime = f"libcudart.so.{torch.version.cuda.partition('.')[0]}"  # the runtime library that torch has loaded
     return stream.cuda_stream, ctypes.CDLL(runtime).cudaLaunchHostFunc

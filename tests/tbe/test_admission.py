@@ -1,6 +1,7 @@
-"""Admission by a sketch, which never undercounts, and by probability, with one random draw per id and batch.
+"""Admission by a sketch, and by probability with one random draw per id and batch.
 
-A sketch overcounts no more often than docs/admission_eviction.md states. The oracle covers both among all rules.
+A sketch never undercounts, and overcounts no more often than docs/admission_eviction.md states. The oracle also covers
+both kinds of admission.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LOOKUPS, BATCH = 60_000, 6_000
 def stream(kind: str, lookups: int = LOOKUPS) -> np.ndarray:
     rng = np.random.default_rng(3)
     ids = rng.zipf(1.3, lookups) if kind == "power law" else rng.integers(0, 40_000, lookups)
-    return np.asarray(ids % 2**62, np.int64) * 0x9E3779B1 - 2**40  # positive and negative ids with a stride
+    return np.asarray(ids % 2**62, np.int64) * 0x9E3779B1 - 2**40  # positive and negative ids with a constant stride
 
 
 def table(device: torch.device, cache: int = 40_000, **rules: Any) -> TableBatchedEmbedding:
@@ -85,7 +86,7 @@ def counted_by(embedding: TableBatchedEmbedding) -> int:
 
 @pytest.mark.parametrize("kind", ["power law", "uniform"])
 def test_count_errors_are_within_the_documented_bound(kind: str) -> None:
-    """The chance that a count is too high by more than e / width * N is at most e^-depth."""
+    """After N lookups, a count exceeds the true count by more than e / width * N with probability at most e^-depth."""
     ids = stream(kind, 8_000)
     for width, depth in (200, 1), (500, 3), (2_000, 2):
         sketch = PlainSketch(width * depth * 4, depth, 2**31)
@@ -228,11 +229,11 @@ def test_a_row_has_the_timestamp_of_its_last_lookup(device: torch.device) -> Non
     assert embedding.view("t").row_columns(torch.tensor([5]))["timestamp"].tolist() == [7]
 
 
-# ---- by probability
+# ---- admission by probability
 
 
 def test_philox_matches_known_answers() -> None:
-    """The known answers are Random123's."""
+    """The expected values are the known-answer tests of Random123."""
     assert philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     ones = 2**32 - 1
     assert philox([ones] * 4, [ones] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]

@@ -1,4 +1,4 @@
-"""`cache_policy=` chooses the victims, survives changes of the layout, and never changes results."""
+"""`cache_policy=` determines the cache's victims, is kept when the layout changes, and never affects results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def misses(tables: TableBatchedEmbedding, ids: list[int]) -> int:
     return tables.cache_stats()["unique_misses"] - before
 
 
-HOT = [[1], [1, 2, 3], [1], [1], [1], [2], [3], [4]]  # 1 is used most often, and least recently
+HOT = [[1], [1, 2, 3], [1], [1], [1], [2], [3], [4]]  # row 1 is used most often but least recently
 
 
 @pytest.mark.parametrize(("policy", "again"), [("lru", 1), ("lfu", 0), ("lrfu", 0), ("look_ahead", 0)])
@@ -39,7 +39,8 @@ def test_the_policy_chooses_the_victims(device: torch.device, policy: str, again
         assert tables.eval()(torch.tensor([1]), torch.tensor([0, 1])).shape == (1, 4)
         tables.train()
         tables.set_optimizers({0: TableOptimizer.create(torch.optim.Adagrad, {"lr": 0.1})})
-    train(tables, [5, 6, 9], [6])  # fills the cache, so that rows are evicted and uses counted from the first of HOT on
+    # fills the cache, so that uses are counted and victims chosen from the first batch of HOT on
+    train(tables, [5, 6, 9], [6])
     train(tables, *HOT)
     assert misses(tables, [1]) == again
 

@@ -1,4 +1,4 @@
-"""The clock of a table with eviction by age: a timestamp in another unit must not make all ids old."""
+"""The clock of a table with eviction by age: one timestamp in another unit must not make all ids too old."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ def test_ordinary_evictions_do_not_warn(device: torch.device, rules: dict[str, A
     train(embedding, [1, 2], [NOW] * 2)
     train(embedding, [3, 4], [NOW + AGE + 1] * 2)
     assert len(ids_of(embedding)) < 4
-    train(embedding, list(range(5, 15)), [NOW + AGE + 1] * 10)  # most are evicted by a bound
+    train(embedding, list(range(5, 15)), [NOW + AGE + 1] * 10)  # a bound evicts most of the rows
 
 
 def test_the_clock_can_be_repaired(device: torch.device) -> None:
-    """Repairs the clock of a table whose first batch had wrong timestamps, which it accepted."""
+    """Repairs the clock of a table that accepted wrong timestamps in its first batch."""
     embedding = make(device, every=0, admission=Count(2))
     train(embedding, [1, 1, 2, 2, 3], [NOW * 1000] * 5)
     train(embedding, [4, 4], [NOW] * 2)

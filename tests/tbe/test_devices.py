@@ -1,4 +1,4 @@
-"""An embedding on a device that is not the current one trains the same, and missing devices are reported."""
+"""An embedding on a device other than the current one trains the same; missing devices are reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def other(device: torch.device) -> torch.device:
 
 
 def train(device: torch.device) -> list[torch.Tensor]:
-    """Returns outputs, gradients and weights of a training with swaps and accumulation windows."""
+    """Trains with swaps and accumulation windows; returns outputs, gradients and weights."""
     tables = [TableConfig(name, 50, 4, pooling=Pooling.MEAN) for name in "ab"]
     embedding = embedding_of(*tables, optimizer=windowed("Adagrad", 2, lr=0.1), cache=4, device=device)
     results = []
@@ -56,7 +56,7 @@ def test_memory_is_allocated_on_the_requested_device(device: torch.device, other
 
 
 def test_memory_is_known_to_a_new_thread(device: torch.device) -> None:
-    """A new thread has no current device yet."""
+    """The memory of a device is also reported in a new thread, which has no current device yet."""
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(backend_for(device).free_memory, device).result() > 0
 
@@ -79,7 +79,7 @@ def test_an_int_is_an_accelerator(device: torch.device) -> None:
                 parse_device(index)
             with pytest.raises(ValueError, match=f"device {index}"):
                 TableBatchedEmbedding([TableConfig("t", 10, 4)], device=index)
-    elif not torch.accelerator.is_available():  # a CUDA build of torch on a machine without a GPU
+    elif not torch.accelerator.is_available():  # for CUDA builds of torch on a machine without a GPU
         with pytest.raises(ImportError, match=f"device '{accelerator.type}'"):
             parse_device(0)
     else:

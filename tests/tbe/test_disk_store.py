@@ -152,7 +152,7 @@ def test_meta_tables_touch_no_folder(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_before_rows_change(tmp_path: Path) -> None:
-    """The process may write files of at most 2 MiB."""
+    """A limit of 2 MiB on the size of files emulates a full disk."""
     script = f"""
 import errno, resource, signal, sys, torch
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
@@ -174,7 +174,7 @@ for hashed in (True, False):
         print("refused")
 """
     run = forked_python.python("-c", script)
-    assert run.stdout.endswith("refused\nrefused\n"), run.stderr  # torch_npu prints a warning before this
+    assert run.stdout.endswith("refused\nrefused\n"), run.stderr  # torch_npu prints a warning before this line
 
 
 def test_paths_are_checked() -> None:

@@ -37,7 +37,7 @@ def step(embedding: TableBatchedEmbedding, ids: list[int], scale: float = 1.0) -
 
 
 def disjoint(count: int) -> list[list[int]]:
-    """Returns batches of ten ids, so that each id is in every fourth batch."""
+    """Returns batches of ten ids, in which each id recurs every fourth batch."""
     return [[10 * (number % 4) + k for k in range(10)] for number in range(count)]
 
 
@@ -63,7 +63,7 @@ def test_views_have_the_stored_type(stored: torch.dtype, cached: torch.dtype, de
 
 @pytest.mark.parametrize("stored", HALVES, ids=str)
 def test_a_wide_cache_accumulates_small_updates(stored: torch.dtype, device: torch.device) -> None:
-    """Steps below the resolution of the stored dtype add up while the row is in the cache."""
+    """While a row is cached, update steps below the resolution of the host store's dtype accumulate."""
     start, small = torch.ones(ROWS, DIM), (torch.optim.SGD, {"lr": 2.5e-5})
     results = {}
     for name, embedding in {
@@ -91,14 +91,14 @@ def test_a_victim_of_a_wide_cache_is_rounded_to_nearest(stored: torch.dtype, win
         torch.testing.assert_close(step(embedding, batch), step(whole, batch), rtol=0, atol=0)
     expected = weights_of(whole, range(ROWS)).to(stored)
     torch.testing.assert_close(weights_of(embedding, range(ROWS)), expected, rtol=0, atol=0)
-    # All but the rows of the last batch have been evicted from the cache, or are evicted for this batch.
+    # The cache has spilled all rows but the last batch's, and spills those for this batch.
     torch.testing.assert_close(step(embedding, batches[0]), expected[:10].float(), rtol=0, atol=0)
 
 
 def test_initial_rows_are_the_same_in_and_out_of_the_cache(device: torch.device) -> None:
     embedding = make(torch.bfloat16, torch.float32, device, cache=10)
     first = weights_of(embedding, range(ROWS))
-    looked_up = embedding(torch.arange(10), torch.arange(11)).detach().cpu()  # new rows, in the cache
+    looked_up = embedding(torch.arange(10), torch.arange(11)).detach().cpu()  # the lookup creates new rows in the cache
     torch.testing.assert_close(looked_up, first[:10].float(), rtol=0, atol=0)
 
 
@@ -132,7 +132,7 @@ def test_wrong_types() -> None:
         TableConfig("t", 4, 4, cache_dtype=torch.float64)
 
 
-# ---- states
+# ---- optimizer states
 
 
 def parts(embedding: TableBatchedEmbedding) -> dict[str, torch.Tensor]:

@@ -42,7 +42,7 @@ def test_weights_survive_an_optimizer_that_comes_late(device: torch.device) -> N
 
 
 def test_an_optimizer_whose_states_do_not_fit_is_refused(device: torch.device) -> None:
-    """The cache must hold two batches of 25 samples, and does only without states."""
+    """The cache must hold two batches of 25 samples; it does with SGD, but not with the states of Adagrad."""
     tables, hint = [table("a"), table("b")], BatchHint(batch_size=25)
     embedding = embedding_of(*tables, optimizer=None, cache=f"{2 * 50 * 16}B", batch_hint=hint, device=device, seed=3)
     before = embedding.eval()(IDS, OFFSETS)
@@ -60,7 +60,7 @@ def test_training_without_optimizer_names_the_call(device: torch.device) -> None
 
 
 def test_the_first_batches_of_two_threads(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both threads train, although the second starts while the first creates the autograd leaf."""
+    """Both threads train, although the second thread starts while the first still creates the shared autograd leaf."""
     embedding = embedding_of(table("a"), optimizer=SGD, cache=10, device=device)
     before = embedding.eval()(IDS[:2], torch.tensor([0, 1, 2]))
     embedding.train()
@@ -167,7 +167,7 @@ def test_sequence_rows_come_in_feature_order_across_groups(device: torch.device)
 
 @pytest.mark.parametrize("optimizers", [1, 2])
 def test_gradient_that_is_not_finite_names_the_tables_of_the_output(device: torch.device, optimizers: int) -> None:
-    """Rows of all features share one output, or have one per group."""
+    """All features share one output tensor, whether their tables are in one group or in two."""
     tables = [table(name, pooling=Pooling.NONE) for name in "ab"]
     embedding = embedding_of(*tables, optimizer=None, device=device, cache=10, check_finite="raise")
     embedding.set_optimizers(dict(enumerate([sgd(), sgd()] if optimizers == 2 else [sgd()] * 2)))
@@ -196,7 +196,7 @@ def test_compiled_model_trains_the_same(device: torch.device) -> None:
 
 
 def test_second_derivatives_are_refused(device: torch.device) -> None:
-    """A backward pass with create_graph trains as any other, and raises when it is differentiated."""
+    """A backward pass with create_graph trains as usual; differentiating its result raises an error."""
     embedding = embedding_of(table("a"), table("b"), optimizer=SGD, cache=10, device=device)
     twin = copy.deepcopy(embedding)
     weights = torch.rand(len(IDS)).to(device).requires_grad_()
@@ -233,7 +233,7 @@ def test_open_window_refuses_copies(device: torch.device) -> None:
 
 
 class AfterCall:
-    """A lock that first runs `call`, which may itself take the lock."""
+    """A lock that runs `call` before it is acquired; `call` may acquire the same lock."""
 
     def __init__(self, lock: Any, call: Callable[[], None]) -> None:
         self._lock, self._call = lock, call
@@ -255,7 +255,10 @@ def update(monkeypatch: pytest.MonkeyPatch, output: torch.Tensor) -> None:
 def test_gradients_of_sample_weights_are_of_the_rows_that_were_looked_up(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another batch is updated after this one was planned, as may happen with several threads."""
+    """Between the batch's planning and its lookup, another batch updates the rows, as another thread might.
+
+    In the second case, the update runs after the lookup.
+    """
     embedding = embedding_of(table("a"), optimizer=SGD, cache=10, device=device, seed=3)
     ids, offsets = torch.tensor([5, 9]), torch.tensor([0, 1, 2])
     for planned_first in (True, False):

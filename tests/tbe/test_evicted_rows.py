@@ -54,7 +54,7 @@ FOURS = [range(first, first + 4) for first in (0, 4, 8)]
 
 
 def first_rows(ids: list[int], batches: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns weights and states of rows after `batches` updates, without rules."""
+    """Returns the weights and states that rows have after `batches` updates in a table without rules."""
     embedding = make(device, TableLifecycle(), cache=60)
     train(embedding, *[ids] * batches)
     parts = embedding.view("t").read(torch.tensor(ids)).parts
@@ -62,7 +62,7 @@ def first_rows(ids: list[int], batches: int, device: torch.device) -> tuple[torc
 
 
 def check_once(embedding: TableBatchedEmbedding, seen: set[int], taken: list[EvictedRows]) -> None:
-    """Checks that each id in `seen` either is a row or was returned as evicted, exactly once."""
+    """Checks that each id in `seen` occurs exactly once, either in the table or among the evicted rows taken."""
     ids = [*embedding.table_ids("t").tolist(), *(i for rows in taken for i in rows.ids.tolist())]
     assert sorted(ids) == sorted(seen)
 
@@ -97,7 +97,7 @@ def test_evicted_rows_name_the_rule_as_reason() -> None:
     view.evict()
     rows = view.take_evicted()
     assert dict(zip(rows.ids.tolist(), map(EvictReason, rows.reason.tolist()), strict=True)) == {
-        1: EvictReason.AGE,  # idle and with a low score as well
+        1: EvictReason.AGE,  # these rows are idle and also have a low score
         2: EvictReason.AGE,
         3: EvictReason.IDLE,
     }
@@ -137,7 +137,7 @@ def test_taking_without_keep_evicted_is_an_error(device: torch.device) -> None:
         make(device, TableLifecycle(keep_evicted=True), hashed=False)
 
 
-# ---- putting back
+# ---- putting rows back
 
 
 def test_rows_that_are_put_back_are_unchanged(device: torch.device) -> None:
@@ -215,7 +215,7 @@ def test_putting_a_candidate_back_removes_the_candidate(device: torch.device) ->
     assert embedding.groups[0].engine.tables.memory(0)["candidates"] == 0
 
 
-# ---- together with other operations
+# ---- evictions combined with other operations
 
 
 def test_a_dropped_plan_evicts_nothing(device: torch.device) -> None:
@@ -289,8 +289,10 @@ def test_many_untaken_rows_warn(device: torch.device, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("rules", [{"eviction": Idle(5), "every": 1}, {"score": Score(half_life=2)}, {}])
 def test_rows_ahead_of_the_clock_can_be_put_back(device: torch.device, rules: dict[str, Any]) -> None:
-    """Rows evicted after the save from which training resumes have later clocks than the table; they count as used
-    now.
+    """Rows put back may be ahead of the table's clock, if training has resumed from a save before their eviction.
+
+    They count as used at the table's present time.
+
     """
     lifecycle = replace(BOUND, **rules)
     later, earlier = make(device, lifecycle), make(device, lifecycle)
@@ -338,7 +340,7 @@ def test_an_interrupt_loses_no_row_and_returns_none_twice(
         check_once(embedding, known | new & found, [rows])
         for i, weight in zip(rows.ids.tolist(), rows.weight, strict=True):
             assert i in new or torch.equal(weight, expected[sorted(known).index(i)]), struck
-        at += 1 if full or at > 300 else 3  # near the end of a step, where rows are evicted, every point matters
+        at += 1 if full or at > 300 else 3  # rows are evicted near the end of a step, so every point there is tried
 
 
 def test_a_failed_eviction_returns_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Forked processes leave alone what they share with their parent, and nothing hangs."""
+"""Forked processes do not change what they share with their parent, and no process hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ DIM = 4
 
 @pytest.fixture(autouse=True, scope="module")
 def _on_the_host(request: pytest.FixtureRequest) -> None:
-    """Skips where a CUDA build of torch has started a device's threads in an earlier test, even without a GPU."""
+    """Skips if torch refuses a backward pass in a forked process.
+
+    A CUDA build of torch may have started a device's threads in an earlier test, even without a GPU.
+    """
     if (
         request.config.getoption("--device") != "cpu"
         or fork(torch.ones((), requires_grad=True).backward).result() != "None"

@@ -20,12 +20,12 @@ from interrupting import Change, PossibleStates, TrainingState, strike
 from rec_sdk_torch.tbe import InitializerType, Pooling, TableConfig
 
 ROWS = 48
-CACHE = 4  # rows of each table: every batch swaps
+CACHE = 4  # rows of each table, more than its cache: every batch swaps
 LR = 0.5
 
 
 class Training:
-    """Three tables in two groups, and the reference's possible states."""
+    """Three tables in two groups, and the states in which the reference may be."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Training:
         update: str = "backward",
     ) -> None:
         self.device, self.window, self.hashed, self.cache, self.update = device, window, hashed, cache, update
-        # Sequence tables share one dim, so they are split into two groups by data type.
+        # Sequence tables must have one dim, so different data types split them into two groups.
         kinds = [(4, torch.float32), (8, torch.float32) if pooled else (4, torch.float16)]
         shared = {"pooling": Pooling.SUM if pooled else Pooling.NONE, "hashed": hashed}
         shared["initializer_type"] = InitializerType.UNIFORM
@@ -60,7 +60,7 @@ class Training:
         """Batches that are left of rows that hash tables do not know."""
 
     def batch(self) -> list[np.ndarray]:
-        """Returns rows of each table: as many as the cache holds, none of them cached, the first one twice."""
+        """Returns for each table as many rows as its cache holds, none of them cached, and the first of them twice."""
         first = next(self._batches)
         self.new -= 1
         return [np.append(np.arange(first, first + CACHE), first) for _ in self.tables]
@@ -89,7 +89,7 @@ class Training:
         return self.embedding(*self.arguments(lookups))
 
     def changes(self, lookups: list[np.ndarray]) -> tuple[Change, Change]:
-        """Returns the changes of a forward and of its backward."""
+        """Returns two functions that apply a forward and its backward to the reference."""
         return lambda m: m.forward(lookups), lambda m: m.backward(lookups, LR, self.window)
 
     def train(self) -> None:
@@ -100,7 +100,7 @@ class Training:
 
 
 def counted(training: Training, lookups: list[np.ndarray], at: int) -> tuple[str | None, dict[str, int]]:
-    """Returns where Ctrl-C struck a forward, and what the forward added to the counters."""
+    """Runs a forward with Ctrl-C at a point; returns where it struck, and what the forward added to the counters."""
     before = exact_counts(training.embedding)
     struck = strike(lambda: training.forward(lookups), at)
     after = exact_counts(training.embedding)
@@ -116,7 +116,10 @@ KINDS = pytest.mark.parametrize(
 
 @pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.full)])
 def one_in(request: pytest.FixtureRequest, pooled: bool, hashed: bool) -> Callable[[int], range]:
-    """Returns a function that selects one in n points, a different one on each day; over weeks every point is tried."""
+    """Returns a function that selects every n-th point, beginning with a point that depends on the day.
+
+    Over weeks, every point is tried.
+    """
     day: int = request.config.getoption("--day")
 
     def points(every: int) -> range:
@@ -126,9 +129,10 @@ def one_in(request: pytest.FixtureRequest, pooled: bool, hashed: bool) -> Callab
 
 
 def stride_in_a_forward(device: torch.device) -> int:
-    """Returns one in how many points of a forward is tried.
+    """Returns the stride between the points of a forward that are tried.
 
-    With an accelerator a forward has four times the points, and the emulated NPU needs ten times as long for each.
+    With an accelerator, a forward has four times as many points as on the CPU, and the emulated NPU takes ten times as
+    long for each.
     """
     return 9 if device.type == "cpu" else 54
 
@@ -137,12 +141,15 @@ def stride_in_a_forward(device: torch.device) -> int:
 def test_interrupts_in_a_forward(
     device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
 ) -> None:
-    """Rows swap in every batch. Whether or not the batch's ids were inserted and counted, no row has another value."""
+    """Every batch swaps rows.
+
+    The interrupted batch's ids may or may not be inserted and counted; no row's value changes.
+    """
     training = Training(device, pooled=pooled, hashed=hashed, window=window)
-    for _ in range(1 if hashed else ROWS // CACHE):  # an index table counts its rows as new once
+    for _ in range(1 if hashed else ROWS // CACHE):  # an index table counts each row as new only at its first lookup
         training.train()
     lookups = training.batch()
-    _, whole = counted(training, lookups, at=-1)  # a forward without interrupt
+    _, whole = counted(training, lookups, at=-1)  # a forward without an interrupt
     training.possible.applied("forward", training.changes(lookups)[0])
     for at in one_in(stride_in_a_forward(device)):
         if hashed and training.new < 2:
@@ -192,9 +199,12 @@ def test_interrupts_with_prefetched_batches(
 def test_interrupts_in_a_backward(
     device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
 ) -> None:
-    """All tables are updated or none. If the next call refuses, its error says why, and a new embedding is made."""
+    """Either all tables are updated or none. If the next call raises, its error explains why, and the test continues
+    with
+    a new embedding.
+    """
     training = Training(device, pooled=pooled, hashed=hashed, window=window)
-    for place in {0, window - 1}:  # within a window, whose last backward runs the update
+    for place in {0, window - 1}:  # backward passes within a window; the last one runs the update
         for at in one_in(9):
             while training.possible.moments[0].backwards != place:
                 training.train()
@@ -207,7 +217,7 @@ def test_interrupts_in_a_backward(
             training.possible.may_have_applied(f"backward at {struck}", backward)
             try:
                 training.observe()
-                for _ in range(window):  # sums of a window, and t, show in the next update
+                for _ in range(window):  # a wrong accumulation buffer or step count t would show in the next update
                     training.train()
                 training.observe()
             except RuntimeError as refused:
@@ -223,7 +233,9 @@ def test_interrupts_in_a_backward(
 def test_interrupts_with_updates_at_step(
     device: torch.device, pooled: bool, hashed: bool, struck_in: str, one_in: Callable[[int], range]
 ) -> None:
-    """A backward pass adds its gradients to all tables or to none; calling step() again applies the update once."""
+    """A backward pass adds its gradients to all tables or to none. Calling step() after an interrupt applies the update
+    once.
+    """
     training = Training(device, pooled=pooled, hashed=hashed, window=1, update="step")
     training.train()
     for at in one_in(9):
@@ -243,7 +255,7 @@ def test_interrupts_with_updates_at_step(
         del output
         training.observe()
         assert not any(group.engine.in_flight() for group in training.embedding.groups), struck
-        training.train()  # t shows in the next update
+        training.train()  # a wrong step count t would show in the next update
         training.observe()
         if struck is None:
             break

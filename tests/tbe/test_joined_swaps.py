@@ -1,4 +1,6 @@
-"""Swaps and lookups in one operator call, as on an NPU: when they are joined, and that results do not change."""
+"""Swaps and lookups joined into one operator call, as on an NPU: when they are joined, and that results are
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def calls(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Counter[str]
 
     class Counting:
         def __getattr__(self, name: str) -> Any:
-            counted[name] += name == "scatter_rows"  # counted when the operator is accessed
+            counted[name] += name == "scatter_rows"  # accesses of the operator are counted, one per call
             return getattr(ops_module.ops, name)
 
     monkeypatch.setattr(swap, "call_once", call_once)
@@ -52,7 +54,7 @@ def pair(pooling: Pooling, device: torch.device, batches: float = 2.5, trained: 
 
 
 def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a batch with some rows of the previous batch and some that are evicted and fetched again, each twice."""
+    """Returns a batch of which half the rows are also in the previous batch; each id occurs twice."""
     ids = torch.arange(ROWS) + (ROWS // 2) * (number % 7)
     return torch.cat([ids, ids.flip(0)]), torch.arange(0, 2 * ROWS + 1, 2)
 
@@ -110,9 +112,9 @@ def test_rows_fetched_by_another_call_get_a_separate_lookup(
 
 @pytest.mark.parametrize("pooling", OF_LOOKUP)
 def test_late_rows_get_a_separate_lookup(pooling: Pooling, device: torch.device, calls: Counter[str]) -> None:
-    """Rows that the previous prefetched batch evicts are fetched late and not with the rows read ahead."""
+    """Rows that the previous prefetched batch spills cannot be read ahead; they are fetched separately."""
     tables, resident = pair(pooling, device, 2, trained=(0, 4))
-    # The first evicts the oldest rows from the cache; the second needs them again.
+    # The first batch makes the cache spill the oldest rows; the second batch needs them again.
     coming = [(batch(number)[0], offsets(pooling, number)) for number in (6, 0)]
     for ids, bags in coming:
         tables.prefetch(ids, bags)
@@ -134,7 +136,7 @@ class InterruptionError(Exception):
 def test_an_interrupted_swap_gets_a_separate_lookup(
     pooling: Pooling, device: torch.device, calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The swap ran for a later plan; its own forward finds the rows in the cache but no joined lookup result."""
+    """The swap ran before the interrupt: the forward finds its rows in the cache, but no result of a joined lookup."""
     tables, resident = pair(pooling, device, trained=(0, 3))
     ids, bags = batch(5)[0], offsets(pooling, 5)
     tables.prefetch(ids, bags)

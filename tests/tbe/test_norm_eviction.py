@@ -55,7 +55,7 @@ def run(embedding: TableBatchedEmbedding, depth: int, steps: int = 30) -> list[d
 
 
 def expected(embedding: TableBatchedEmbedding, steps: int = 30) -> tuple[list[dict[int, list[float]]], int]:
-    """Computes SGD in float32 with small integer gradients: the update is the only rounding."""
+    """Computes SGD in float32. Gradients are small integers, so only the update itself rounds."""
     every = torch.arange(60)
     initial = dict(zip(range(60), embedding.view("t").read(every).parts["weight"].numpy(), strict=True))
     rows: dict[int, np.ndarray] = {}

@@ -1,7 +1,7 @@
 """The central test: random tables, batches, cache policies and optimizers against plain torch, at every cache size.
 
-Outputs, weights and optimizer states match the float64 reference after 20 steps. They have the same bits whether the
-cache holds exactly one batch or the whole table.
+Outputs, weights and optimizer states match the float64 reference after 20 steps. They are bit-identical whether
+the cache holds exactly one batch or the whole table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rec_sdk_torch.tbe.cache.swap import Swap
 from rec_sdk_torch.tbe.config.lifecycle import IdSignals
 from rec_sdk_torch.tbe.step.prefetch_queue import Prefetched
 
-_engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # small batches on several threads too
+_engine.set_parallel_runner(*parallel_runner(), from_lookups=0)  # runs even small batches on several threads
 
 
 one_launch = [False]
@@ -104,14 +104,14 @@ def flat(step: Step, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def signals_of(step: Step, device: torch.device) -> dict[str, torch.Tensor]:
-    """Returns clicks and timestamps of each lookup."""
+    """Returns the click label and the timestamp of each lookup."""
     arrays = {"clicks": step.clicks, "timestamps": step.timestamps}
     joined = {name: np.concatenate([bag for f in of for bag in f]) for name, of in arrays.items()}
     return {name: torch.from_numpy(array).to(device) for name, array in joined.items()}
 
 
 def smallest_caches(scenario: Scenario) -> dict[str, int]:
-    """Returns the smallest possible caches: the largest batch together with the batches in flight."""
+    """Returns the smallest cache sizes that hold any batch together with the batches in flight."""
     need = dict.fromkeys((table.name for table in scenario.tables), 1)
     for index, table in enumerate(scenario.tables):
         in_flight: set[int] = set()
@@ -123,7 +123,8 @@ def smallest_caches(scenario: Scenario) -> dict[str, int]:
                 need[table.name] = max(need[table.name], len(now))
                 in_flight = now if step.event != "abandon" else in_flight
             passes += len(done)
-            held = scenario.update == "step" and passes % scenario.window  # until step()
+            # under update="step", rows are held until step()
+            held = scenario.update == "step" and passes % scenario.window
             in_flight = set() if done and not held else in_flight
     return need
 
@@ -140,7 +141,7 @@ def by_feature(output: torch.Tensor, scenario: Scenario) -> list[torch.Tensor]:
 def with_separate_features(
     embedding: TableBatchedEmbedding, indices: torch.Tensor, offsets: torch.Tensor, extras: dict[str, torch.Tensor]
 ) -> Prefetched:
-    """Builds the batch of a sequence whose features have separate gradients."""
+    """Builds a batch whose features have separate outputs, and so separate gradients."""
     keys = np.arange(embedding.num_features)
     return Prefetched(indices, offsets, BATCH, keys, False, offsets, signals=IdSignals(**extras))
 
@@ -152,7 +153,7 @@ def forward(
     device: torch.device,
     prefetched: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-    """Returns twice the output of each feature, doubled in place, which is exact; the caller owns the output."""
+    """Returns the output of each feature, doubled in place. Doubling is exact, and callers may change outputs."""
     indices, offsets, weights = flat(step, device)
     extras = signals_of(step, torch.device("cpu"))
     if prefetched is not None:
@@ -178,7 +179,9 @@ class Prefetcher:
         self.given: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def step(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Prefetches before step `index`; returns the tensors that its forward must use, or None for any copy."""
+        """Prefetches before step `index`; returns the tensors for its forward, or None if the forward may use
+        copies.
+        """
         if not self.depth:
             return None
         for number in [i for i in self.upcoming if i >= index][: self.depth + 1]:
@@ -187,7 +190,7 @@ class Prefetcher:
                 where = self.device if self.rng.random() < 0.3 else torch.device("cpu")
                 self.given[number] = indices.to(where), offsets.to(where)
                 extras = signals_of(self.scenario.steps[number], where)
-                with contextlib.suppress(RuntimeError):  # too many batches without a forward
+                with contextlib.suppress(RuntimeError):  # raised if too many prefetched batches had no forward
                     if self.scenario.sequence and not self.scenario.joined:
                         self.embedding.queue.add(with_separate_features(self.embedding, *self.given[number], extras))
                     else:
@@ -198,7 +201,7 @@ class Prefetcher:
 
 
 def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: int = 0) -> Result:
-    """Trains, and returns every output, gradient, weight and state by name."""
+    """Trains the scenario; returns every output, gradient, weight and state by name."""
     embedding = make(scenario, cache, device)
     result: Result = {}
     saved: dict[str, torch.Tensor] = {}
@@ -252,7 +255,8 @@ def run(scenario: Scenario, cache: dict[str, int], device: torch.device, depth: 
 
 
 def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor], weights: torch.Tensor | None = None) -> None:
-    """Trains after computing the gradient of the weights alone, which must train nothing.
+    """Runs the backward pass, after a first one for the gradient of the per-sample weights alone, which must train
+    nothing.
 
     Features of a frozen table have no gradient.
     """
@@ -268,7 +272,7 @@ def backward(outputs: list[torch.Tensor], grads: list[torch.Tensor], weights: to
 
 
 def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, device: torch.device) -> None:
-    """Runs a batch that fails once every group has planned it, which must leave no trace."""
+    """Runs a batch that fails after every group has planned it; the failure must not affect later results."""
 
     last = embedding.groups[-1]
     plan_batch = last.plan
@@ -277,9 +281,9 @@ def fail(embedding: TableBatchedEmbedding, scenario: Scenario, step: Step, devic
         plan_batch(batch, announced)
         raise OSError("planted")
 
-    with embedding.exclusive():  # drops plans, one of which may have the same ids
+    with embedding.exclusive():  # drops all plans, since one may have the same ids as this batch
         last.plan = planted  # type: ignore[method-assign]
-    # If the batch does not fit beside the batches in flight, it is refused before that.
+    # A batch that does not fit into the cache beside the batches in flight is refused earlier.
     with pytest.raises((OSError, rec_sdk_torch.CacheTooSmallError)):
         forward(embedding, scenario, step, device)
     del last.plan
@@ -382,7 +386,7 @@ def check(scenario: Scenario, device: torch.device) -> None:
     between = {name: (3 * rows) // 2 + 1 for name, rows in small.items()}
     result = run(scenario, small, device)
     others = [(between, device, False), (whole, device, False), (small, device, True)]
-    if device.type != "cpu":  # every backend sums in the same order
+    if device.type != "cpu":  # every backend sums in the same order, so results are bit-identical
         others.append((small, torch.device("cpu"), False))
     # Neither another policy, rows on disk, nor updates at step() change a result.
     policies = _engine.cache_policies()
@@ -393,12 +397,13 @@ def check(scenario: Scenario, device: torch.device) -> None:
         return 0.0 if (other.update, where) == (scenario.update, device) else 1e-6
 
     for cache, where, late in others:
-        # Late: the host has to wait for every row.
+        # With `late`, no write-back counts as complete, so the host waits for every row.
         with mock.patch.object(Swap, "_is_downloaded", return_value=False) if late else contextlib.nullcontext():
             again = run(other, cache, where)
         now = f"{cache} rows on {where}{', rows late' if late else ''}"
         same_bits(result, again, f"{small} rows on {device}", now, norms_off(where))
-    # Other devices give the CPU's bits, so only the CPU is compared with the reference, whose float64 norms differ.
+    # Other devices are bit-identical to the CPU, so only the CPU is compared with the reference. Rules by norm are not
+    # compared, since the reference's float64 norms differ.
     if device.type == "cpu" and not any(
         table.lifecycle and table.lifecycle.rule(rules.Norm) for table in scenario.tables
     ):
@@ -412,21 +417,21 @@ def check(scenario: Scenario, device: torch.device) -> None:
 
 
 def widened(result: Result) -> Result:
-    """Returns the result with 16-bit values as float32."""
+    """Returns the result with 16-bit values converted to float32."""
     return {name: value.float() if value.dtype.itemsize == 2 else value for name, value in result.items()}
 
 
 def same_bits(result: Result, again: Result, one: str, other: str, norms_off: float = 0.0) -> None:
-    """Checks that two results have the same bits, except norms, which may differ by a relative `norms_off`.
+    """Checks that two results are bit-identical, except norms, whose relative difference may be `norms_off`.
 
-    Kernels and torch sum norms in different orders.
+    Kernels and torch add up the squares of a norm in different orders.
     """
     assert again.keys() == result.keys()
     for name, value in result.items():
         assert (value.dtype, value.shape) == (again[name].dtype, again[name].shape)
         off = norms_off if name.startswith("norms") else 0.0
         same = torch.equal(value, again[name]) or torch.allclose(value, again[name], rtol=off, atol=0, equal_nan=True)
-        assert same, f"{name} differs between {one} and {other}"  # float16 may overflow
+        assert same, f"{name} differs between {one} and {other}"  # equal_nan, because float16 may overflow
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -450,7 +455,7 @@ def for_each_scenario(
     few: int,
     many: int,
 ) -> None:
-    """Checks `few` scenarios of the day, or `many` in the full suite; each device has its own."""
+    """Checks `few` random scenarios, or `many` in the full suite; they depend on the day and the device."""
     count = config.getoption("--scenarios") or (many if config.getoption("--full") else few)
     day = seed(f"{config.getoption('--day')} on {config.getoption('--device')}")
     every = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)

@@ -1,6 +1,6 @@
-"""Activation checkpointing runs a lookup twice: the second run reads the same rows, and counts nothing.
+"""Activation checkpointing runs each lookup twice: the second run reads the same rows and counts no ids.
 
-The reference is the same training without checkpointing, bit for bit.
+Results must be bit-identical to the same training without checkpointing.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_every_rule(device: torch.device, rule: str, pooled: bool, update: str) 
 @UPDATE
 @pytest.mark.parametrize("pooled", [True, False])
 def test_rows_that_changed_meanwhile(device: torch.device, update: str, pooled: bool) -> None:
-    """The recomputation reads the rows of the forward, although another batch has updated them."""
+    """The recomputation reads the rows as they were in the forward, although another batch has updated them since."""
     model = Model(device, None, pooled=pooled, update=update)
     model.forward(model.batch(1)).backward()
     model.step()
@@ -130,7 +130,7 @@ def test_rows_that_changed_meanwhile(device: torch.device, update: str, pooled: 
 
 
 def one_after_the_other(model: Model) -> None:
-    """Runs two regions with one batch, the second of which admits ids."""
+    """Runs two checkpointed regions with the same batch; the lookup of the second region admits ids."""
     first, second = model.checkpointed(model.batch(1)), model.checkpointed(model.batch(1))
     first.backward()
     second.backward()
@@ -169,7 +169,10 @@ def one_inside_another(model: Model) -> None:
 def test_equal_batches(
     device: torch.device, regions: Callable[[Model], None], forwards: list[int], update: str
 ) -> None:
-    """An id is admitted by its second lookup. Recomputations are matched to forwards independently of their ids."""
+    """An id is admitted by its second lookup.
+
+    Recomputations are matched to their forwards even if batches have equal ids.
+    """
     model = Model(device, RULES["counts"], update=update)
     regions(model)
     assert [torch.equal(model.read[forwards[i]], read) for i, read in enumerate(model.read)] == [True] * len(forwards)
@@ -202,7 +205,7 @@ def test_tables_that_did_not_train_before(device: torch.device) -> None:
 
 @UPDATE
 def test_a_second_pass_through_the_region(device: torch.device, update: str) -> None:
-    """A second pass is allowed while the rows are unchanged: with update="step" until step()."""
+    """A second backward pass is allowed while rows are unchanged: with update="step", until step()."""
     model = Model(device, RULES["counts"], update=update)
     loss = model.checkpointed(model.batch(1))
     loss.backward(retain_graph=True)
@@ -215,7 +218,7 @@ def test_a_second_pass_through_the_region(device: torch.device, update: str) -> 
 
 
 def test_steps_end_with_their_graph(device: torch.device) -> None:
-    """A region without a backward pass releases its rows once its graph is gone."""
+    """A region without a backward pass releases its rows when its autograd graph is freed."""
     model = Model(device, None)
     for number in range(30):
         loss = model.checkpointed(model.batch(number))

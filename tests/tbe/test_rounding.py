@@ -1,4 +1,4 @@
-"""Stochastic rounding of whole tables: the bits do not depend on the layout of rows, and small updates add up."""
+"""Stochastic rounding of whole tables: results do not depend on the layout of rows, and small updates add up."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def trained(configs: list[TableConfig], device: torch.device, cache: int) -> dict[str, torch.Tensor]:
-    """Returns each table's rows by id, after STEPS updates with gradients that depend on the step's number."""
+    """Returns each table's rows by id after STEPS updates; gradients depend on the number of the step."""
     embedding = embedding_of(*configs, optimizer=SGD, cache=cache, device=device, seed=SEED)
     for step, (ids, offsets) in enumerate(batches()):
         out = embedding(ids, offsets)
@@ -66,7 +66,10 @@ def test_bits_are_equal_on_any_number_of_threads(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sgd_is_the_reference(dtype: torch.dtype, device: torch.device) -> None:
-    """Every id occurs once per batch, so sums are exact: float32 arithmetic, then rounding with the step's seed."""
+    """The reference computes SGD in float32 and rounds with the step's seed.
+
+    Every id occurs once per batch, so no order of summation matters.
+    """
     options = {"pooling": Pooling.NONE, "weight_dtype": dtype, "stochastic_rounding": True}
     embedding = one_table(device, dim=DIM, optimizer=SGD, cache=10, seed=SEED, **options)
     generator = torch.Generator().manual_seed(3)
@@ -106,7 +109,9 @@ def test_small_steps_are_not_lost(device: torch.device) -> None:
 
 
 def test_errors_of_a_row_add_up_as_independent_ones() -> None:
-    """Columns are pairwise independent, so the variance of the number rounded up is binomial, within 10 %."""
+    """Columns round pairwise independently: the number of elements rounded up has the variance of a binomial,
+    within 10 %.
+    """
     ids, dim, share = np.arange(100), 64, 0.25
     seeds = rounding_seeds(SEED, ["t"] * 2000, list(range(1, 2001))).tolist()
     ups = [(random_bits(row_numbers(ids, seed), dim) >> np.uint32(16) < share * 65536).sum() for seed in seeds]
@@ -117,7 +122,9 @@ def test_errors_of_a_row_add_up_as_independent_ones() -> None:
 
 
 def test_neighbours_are_uncorrelated() -> None:
-    """Correlations of neighbouring columns, ids and updates are within four standard deviations."""
+    """Correlations of the random bits of neighbouring columns, ids and updates are within four standard
+    deviations of zero.
+    """
     ids, dim = np.arange(20_000), 33
     now, then = (
         (random_bits(row_numbers(ids, seed), dim) >> np.uint32(16)) / 65536 - 0.5
@@ -126,13 +133,13 @@ def test_neighbours_are_uncorrelated() -> None:
     pairs = [(now[:, :-gap], now[:, gap:]) for gap in (1, 2, 8, 32)]
     pairs += [(now[:-1], now[1:]), (now[:-1, 1:], now[1:, :-1]), (now, then)]
     for one, other in pairs:
-        # Each pair of rows or columns is tested separately: numbers within one row and step are not independent.
+        # Each column is tested separately, since random numbers within one row and step are not independent.
         each = (one * other).mean(axis=0) * 12 * len(one) ** 0.5
         assert (np.abs(each) < 4).all()
 
 
 def test_seeds() -> None:
-    """Seeds depend on seed, table and step only."""
+    """The rounding seed of a step depends only on the seed, the table's name and the step count."""
     base = rounding_seeds(1, ["a", "b"], [1, 1])
     assert np.array_equal(rounding_seeds(1, ["b", "a"], [1, 1]), base[::-1])
     others = [rounding_seeds(1, ["a", "b"], [2, 2]), rounding_seeds(2, ["a", "b"], [1, 1]), base]
@@ -141,7 +148,7 @@ def test_seeds() -> None:
 
 
 def test_tables_with_different_rounding_are_independent(device: torch.device) -> None:
-    """A table that rounds to nearest does not affect the other, and needs no ids on the device."""
+    """A table that rounds to nearest does not affect another table, and its ids are not copied to the device."""
     both = tables()
     mixed = [both[0], replace(both[1], stochastic_rounding=False)]
     rows = trained(mixed, device, 1000)

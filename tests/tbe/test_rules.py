@@ -1,4 +1,4 @@
-"""Rules of admission and eviction: the arguments of `TableLifecycle`, its columns, and its former fields."""
+"""Rules of admission and eviction: arguments, columns and former fields of `TableLifecycle`."""
 
 from __future__ import annotations
 
@@ -301,5 +301,6 @@ def test_copies_and_pickles_of_either_version() -> None:
             == lifecycle
         )
     with pytest.warns(FutureWarning, match="write TableLifecycle"):
-        former.__setstate__({**before, "admit_threshold": 3.0, "evict_age": 9, "evict_share": 0.5})  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        former.__setstate__({**before, "admit_threshold": 3.0, "evict_age": 9, "evict_share": 0.5})
     assert former == lifecycle

@@ -1,4 +1,4 @@
-"""Scores with a half-life, and the shows, clicks and timestamps that they count: values and errors.
+"""Scores with a half-life, and the shows, clicks and timestamps that they are computed from: values and errors.
 
 The oracle covers random scores.
 """
@@ -63,7 +63,7 @@ def test_a_row_with_a_future_timestamp_keeps_its_score(device: torch.device) -> 
     train(embedding, 2, timestamps=torch.tensor([50]))
     view, one = embedding.view("t"), torch.tensor([1])
     before = view.row_columns(one)
-    view.set_clocks(view.clocks() | {"timestamp": 40})  # the rows have later timestamps
+    view.set_clocks(view.clocks() | {"timestamp": 40})  # the rows' timestamps are later than the clock
     assert view.evict() == 0
     after = view.row_columns(one)
     assert (before["timestamp"].item(), after["timestamp"].item()) == (50, 40)
@@ -90,7 +90,7 @@ def test_admission_and_scores_have_weights_of_their_own(device: torch.device) ->
 
 
 def test_saturated_counts_still_add_to_scores(device: torch.device) -> None:
-    """The score must not decay to 0, which would evict the hottest id."""
+    """If the score of a saturated count decayed to 0, the hottest id would be evicted."""
     embedding = table(device, bound=Rows(50), score=Score(beta=10, half_life=1))
     train(embedding, 1, clicks=torch.tensor([1]))
     view, one = embedding.view("t"), torch.tensor([1])

@@ -54,7 +54,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="a system that does not count pages")
 def test_many_small_tables(device: torch.device) -> None:
-    """One huge page for each table and column would take 480 MiB."""
+    """If each table and column used a huge page of its own, they would take 480 MiB."""
     tables, cache, ids = 60, 10, torch.arange(20)
     store_all(make(device, 1, 1000, cache), 1, ids, cache)
     before = resident()
@@ -66,7 +66,7 @@ def test_many_small_tables(device: torch.device) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="a system that does not count pages")
 def test_large_index_tables_with_few_rows(device: torch.device) -> None:
-    """Huge pages would take 1.2 GiB for rows, and 180 MiB for columns and the slots of rows."""
+    """With huge pages, rows would take 1.2 GiB, and columns and slots 180 MiB."""
     tables, ids = 30, torch.arange(0, 1_000_000, 50_000)
     before = resident()
     embedding = make(device, tables, 1_000_000, 5, hashed=False)
@@ -76,7 +76,7 @@ def test_large_index_tables_with_few_rows(device: torch.device) -> None:
 
 
 def test_rows_without_gaps_take_what_they_need(device: torch.device) -> None:
-    """Rows take at most twice their size, at the point where huge pages take over."""
+    """Host memory is at most twice the size of the rows, even where the store switches to huge pages."""
     embedding = make(device, 1, 200_000, 10_000, columns=False)
     for end in (1_000, 30_000, 34_000, 100_000):
         train(embedding, 1, torch.arange(embedding.view("t0").count(), end)[-10_000:])

@@ -1,4 +1,4 @@
-"""Staging buffers are freed with the plan that they are for, however the plan ends."""
+"""Staging buffers are freed together with their plan, however the plan ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StagingCounter:
     def _watched(self, take: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def taken(*arguments: Any) -> torch.Tensor:
             memory = take(*arguments)
-            if arguments[0] > 1:  # arrays of a plan are kept by the plan
+            if arguments[0] > 1:  # a plan's arrays live as long as the plan
                 self._taken.append(weakref.ref(memory))
             return memory
 
@@ -59,7 +59,7 @@ class StagingCounter:
         return self.bytes()
 
     def check(self, some: bool) -> None:
-        """Checks whether any staging memory is alive; `some`: whether it should be."""
+        """Checks whether staging memory is allocated; `some` is the expected answer."""
         embedding = self._embedding()
         count = self.bytes() if some else self.left()
         assert (count > 0) is some, count
@@ -111,7 +111,9 @@ def outputs_of(embedding: TableBatchedEmbedding) -> list[torch.Tensor]:
 
 
 def fail_in(embedding: TableBatchedEmbedding, what: type[BaseException], of: Any, name: str) -> BaseException:
-    """Returns the error of a forward in which `name` fails, and forgets the next batch. The caller keeps the error."""
+    """Runs a forward in which `of.name` raises, and forgets the next batch; returns the error, which the caller
+    keeps.
+    """
     with mock.patch.object(of, name, side_effect=what), pytest.raises(what) as raised:
         embedding(*batch(1))
     embedding.forget()
@@ -130,7 +132,7 @@ def plan_a_too_large_batch(embedding: TableBatchedEmbedding) -> None:
 
 
 def drop_plans_oldest_first(embedding: TableBatchedEmbedding) -> None:
-    """Drops plans oldest first, as an interrupt may: unreferenced plans undo themselves."""
+    """Drops plans, oldest first, as an interrupt may; a plan without references undoes itself."""
     for coming in tuple(embedding.queue._queued):
         coming.plans = None
 
@@ -158,7 +160,7 @@ ENDS_OF_PLANS: dict[str, Callable[[TableBatchedEmbedding], object]] = {
 
 @pytest.fixture
 def planned(device: torch.device) -> tuple[TableBatchedEmbedding, StagingCounter, list[Prefetched]]:
-    """Returns an embedding with two prefetched batches, all of whose rows have to be fetched."""
+    """Returns an embedding with two prefetched batches whose rows are all cache misses."""
     embedding = make(device)
     train(embedding, 0)
     complete_write_backs(embedding)
@@ -207,7 +209,7 @@ def test_staging_memory_is_freed_at_the_end_of_a_window(device: torch.device) ->
 
 
 def test_reads_between_steps_that_were_planned_ahead(device: torch.device) -> None:
-    """A loop prefetches, and evaluates without eval()."""
+    """A loop prefetches, and evaluates between steps without calling eval()."""
     embedding = make(device)
     train(embedding, 0)
     complete_write_backs(embedding)

@@ -1,6 +1,6 @@
 """State dicts of the table-batched embedding, with its tables by name.
 
-The reference is the source's own output: a module that loads its state reads the same bits.
+A module that loads a state dict must have outputs bit-identical to the source's.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_saved_weights_are_a_copy(device: torch.device, pooled: bool) -> None:
 
 @KINDS
 def test_inside_a_module(device: torch.device, pooled: bool) -> None:
-    """Keys have the module's prefix; other entries are left to the module."""
+    """Keys have the module's prefix; entries of other parts of the module are left alone."""
     models = []
     for _ in range(2):
         model = torch.nn.Module()
@@ -127,7 +127,7 @@ def test_inside_a_module(device: torch.device, pooled: bool) -> None:
 
 @KINDS
 def test_missing_and_unexpected_keys(device: torch.device, pooled: bool) -> None:
-    """Errors are torch's; with strict=False the tables in the state are loaded."""
+    """Missing and unexpected keys raise torch's errors; with strict=False the tables in the state are loaded."""
     source, target = make(device, pooled), make(device, pooled, seed=1)
     train(source, range(3))
     state = dict(source.state_dict())
@@ -151,7 +151,7 @@ def test_missing_and_unexpected_keys(device: torch.device, pooled: bool) -> None
 
 @KINDS
 def test_wrong_shapes(device: torch.device, pooled: bool) -> None:
-    """The message names the entry, and nothing is loaded."""
+    """The error message names the entry, and nothing is loaded."""
     source, target = make(device, pooled), make(device, pooled, seed=1)
     train(source, range(3))
     state, before = dict(source.state_dict()), read(target)
@@ -168,7 +168,7 @@ def test_wrong_shapes(device: torch.device, pooled: bool) -> None:
 
 @KINDS
 def test_training_continues_from_a_state_dict(device: torch.device, pooled: bool) -> None:
-    """With SGD, which has no states, training continues as in the source; an open window is dropped."""
+    """With SGD, which has no states, training continues as in the source. Pending gradients of a window are dropped."""
     optimizer = windowed("SGD", 2, lr=0.1)
     source, target = (make(device, pooled, cache=cache, optimizer=optimizer) for cache in (6, 9))
     train(source, range(4))

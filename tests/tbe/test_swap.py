@@ -1,4 +1,4 @@
-"""Victims of the cache are written back to the host store asynchronously, which no result shows."""
+"""Victims of the cache are written back to the host store asynchronously, which must not affect any result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copy_method(request: pytest.FixtureRequest, device: torch.device, monkeypatc
 def make(
     device: torch.device, window: int = 1, fill: Callable[[torch.Tensor], None] = torch.nn.init.zeros_
 ) -> TableBatchedEmbedding:
-    """Builds a hash table with two cached rows, whose rows begin at 0 and lose 1 at every update."""
+    """Builds a hash table with a cache of two rows. Rows are initialized to 0, and every update subtracts 1."""
     options = {"optimizer": windowed("SGD", window, lr=1.0), "pooling": Pooling.NONE, "init_fn": fill, "cache": 2}
     return one_table(device, rows=50, dim=DIM, **options)
 

@@ -1,6 +1,6 @@
-"""Training blocks the host for no swap; streams wait for each other.
+"""Swaps do not block the host during training; only streams wait for each other.
 
-A gate blocks a stream: host code that completes meanwhile does not wait for it.
+A gate blocks a stream; host code that completes in the meantime cannot have waited for the stream.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Kind:
 
 
 class Training:
-    """A training in which every step updates the looked-up rows by -1, and swaps most of the cache."""
+    """A training run in which every step subtracts 1 from the looked-up rows and swaps most of the cache."""
 
     def __init__(self, device: torch.device, kind: Kind) -> None:
         self.device, self.kind, self.steps = device, kind, 0
@@ -99,12 +99,13 @@ def test_a_training_step_waits_for_nothing(accelerator: torch.device, name: str)
     if emulate.active() and (kind.weighted or kind.window > 1):
         pytest.skip("uses operators of ATen, for which the emulated NPU's host waits")
     training = Training(accelerator, kind)
-    for _ in range(5):  # more than the whole table, so rows are fetched again; step 7 is not the end of a window
+    # seven steps look up more rows than the table has, so rows are fetched again; step 7 does not end a window
+    for _ in range(5):
         training.step()
     stream = current_stream(accelerator)
     completes_while_blocked(
         stream, training.step
-    )  # a step needs more memory while the stream is blocked; allocators get it here
+    )  # warms up the allocators, since a step needs more memory while the stream is blocked
     assert completes_while_blocked(stream, training.step)
     assert torch.equal(training.table()[:, 0], -training.counts) or kind.window > 1
 
@@ -119,7 +120,7 @@ def test_the_gate_detects_a_wait(accelerator: torch.device, wait: str) -> None:
 
 
 def test_the_lookup_stream_waits_for_fetched_rows(accelerator: torch.device) -> None:
-    """The lookup's stream waits for fetched rows, not the host."""
+    """The lookup's stream waits for fetched rows; the host does not."""
     training = Training(accelerator, Kind())
     for _ in range(5):
         training.step()
@@ -149,7 +150,7 @@ def test_the_host_waits_for_write_backs_it_needs(accelerator: torch.device) -> N
         assert gate.closed
     with Gate(outward, 0.2) as gate:
         training.step()
-        training.steps -= 2  # the latest victims
+        training.steps -= 2  # rows of the latest victims
         training.step()
         assert not gate.closed
     assert torch.equal(training.table()[:, 0], -training.counts)

@@ -39,7 +39,7 @@ def weights(embedding: TableBatchedEmbedding) -> list[float]:
 
 
 def test_independent_embeddings_train_in_parallel_threads(device: torch.device) -> None:
-    """Independent embeddings on one device train in parallel with the same results as one after the other."""
+    """Independent embeddings on one device give the same results in parallel threads as one after the other."""
 
     def train(seed: int) -> list[float]:
         embedding = make(1, 60, device)
@@ -136,7 +136,10 @@ def test_an_error_in_the_second_groups_update_loses_nothing(device: torch.device
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_between_two_updates_repeats_nothing(device: torch.device, when: str) -> None:
-    """Averages are updated after each update and replace the weights after the third; the next call completes this."""
+    """The optimizer averages weights after each update, and replaces weights by averages after the third.
+
+    After an interrupt between two groups, the next call completes this.
+    """
     options = {"lr": 0.5, "step_ema": 1, "step_start": 0, "step_swap": 4, "step_ema_coef": 0.5}
     config = TableConfig("t", IDS, DIM, pooling=Pooling.NONE, hashed=False)
     plain, struck = (

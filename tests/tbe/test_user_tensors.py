@@ -1,4 +1,4 @@
-"""Invalid tensors for whole tables, in state dicts and views, are refused before a row changes."""
+"""Invalid tensors for whole tables, passed in state dicts or to views, are refused before any row changes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_weights(case: str, table: str) -> None:
     embedding = make()
     before, state = all_rows(embedding), embedding.state_dict()
     odd, message = ODD[case]
-    # The tables before and behind it are not loaded either.
+    # The tables before and after the invalid one are not loaded either.
     given = {name: value + 1 if name.endswith("weight") else value for name, value in state.items()}
     given[f"{table}.weight"] = odd(state[f"{table}.weight"])
     with pytest.raises((RuntimeError, ValueError), match=message):
@@ -157,7 +157,7 @@ def test_invalid_candidates_are_refused() -> None:
 
 
 def test_readable_tensors_are_accepted(device: torch.device) -> None:
-    """Weights may be on a device, strided, expanded, parameters, or of integers."""
+    """Weights may be on a device, strided or expanded tensors, parameters, or integers."""
     for weight in (
         torch.ones(2, 4, device=device),
         torch.ones(4, 2).T,
