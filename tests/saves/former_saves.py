@@ -1,9 +1,9 @@
 """Writes small saves of this version, which later versions must load.
 
-python tests/saves/former_saves.py     writes tests/data/saves/<version>, for models that are missing there
+python tests/saves/former_saves.py     writes the archives of models that are missing in tests/data/saves/<version>
 
-Each model of `MODELS` has an archive of its saves, `<model>.zip`. Its `expected.json` has the bits of rows, states,
-pending gradients, counters and clocks at the last save, read from the tables and not from the save.
+Each model of `MODELS` has an archive of its saves, `<model>.zip`. The archive's `expected.json` has the rows, states,
+pending gradients, counters and clocks at the last save. They were read from the tables, not from the save.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ArchivedModel:
         make: builds an untrained model.
         contents: returns everything that a load must restore.
         write: trains a model, saves it to a folder, and returns its `contents`.
-        place: path of the last save in that folder.
+        place: path in that folder from which the last save is loaded.
     """
 
     make: Callable[[], Any]
@@ -70,7 +70,10 @@ class ArchivedModel:
 
 
 def _series(model: Any, train: Callable[..., Any], ends: Sequence[int], *folders: Path) -> Iterator[Any]:
-    """Trains a model up to each end, yields its first table, then saves it; the last folder is used for the rest."""
+    """Trains a model up to each end, yields its table "a", then saves the model.
+
+    Each save has its own folder of `folders`; the last folder is used for all remaining saves.
+    """
     for place, (begin, end) in enumerate(pairwise((0, *ends))):
         train(model, range(begin, end))
         yield model.view("a")
@@ -78,7 +81,7 @@ def _series(model: Any, train: Callable[..., Any], ends: Sequence[int], *folders
 
 
 def _write_chain(*folders: Path) -> Contents:
-    """Writes a full save and two deltas, with ids removed in between and an open window at the end."""
+    """Writes a full save and two deltas, removing ids before each. The last save has pending gradients."""
     embedding = _window()
     for view in _series(embedding, tables.train, (4, 8, 13), *folders):
         view.remove(view.ids()[:3])
@@ -86,12 +89,12 @@ def _write_chain(*folders: Path) -> Contents:
 
 
 def _folders(folder: Path) -> Contents:
-    """Writes the chain with its deltas in another folder."""
+    """Writes the chain of saves with the deltas in another folder than the full save."""
     return _write_chain(folder / "base", folder / "deltas")
 
 
 def _packed(folder: Path) -> Contents:
-    """Writes the chain in packs, as for many tables."""
+    """Writes the chain of saves with packed files, the format otherwise used for many tables."""
     many, manifest.MANY_TABLES = manifest.MANY_TABLES, 1
     try:
         return _write_chain(folder)
@@ -133,7 +136,7 @@ def _with_lifecycle(embedding: Any) -> Contents:
 
 
 def _evicted(folder: Path) -> Contents:
-    """Writes saves of evicted rows, some of them already taken."""
+    """Writes saves of a table with evicted rows, some of which have already been taken."""
     embedding = leaving.make()
     for view in _series(embedding, leaving.train, (5, 10), folder):
         view.take_evicted(1)
@@ -164,7 +167,7 @@ MODELS = {
 
 
 def plain(contents: Any) -> Any:
-    """Converts contents to the form in which JSON returns them."""
+    """Converts contents to the form that they have after a round trip through JSON."""
     if isinstance(contents, Mapping):
         return {str(name): plain(value) for name, value in contents.items()}
     if isinstance(contents, list | tuple):

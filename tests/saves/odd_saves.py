@@ -1,4 +1,4 @@
-"""Writes small saves with every kind of file, and changes them so that checksums are right but contents are invalid."""
+"""Writes small saves with every kind of file, and makes their contents invalid while checksums stay correct."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SKETCH = TableLifecycle(admission=Sketch(3, bytes=200))
 
 
 def make(lifecycle: TableLifecycle = LIFE, **options: Any) -> TableBatchedEmbedding:
-    """Builds a hash table with admission, and optionally eviction, and an index table."""
+    """Builds an embedding with an index table and a hash table that has admission and, optionally, eviction."""
     tables = [
         TableConfig("a", 30, 4, track_changes=True, lifecycle=lifecycle),
         TableConfig("b", 12, 4, hashed=False, track_changes=True),
@@ -47,7 +47,10 @@ def train(embedding: TableBatchedEmbedding, seeds: range) -> None:
 
 
 def saved(path: Path, lifecycle: TableLifecycle = LIFE) -> list[tuple[Path, dict[str, Any]]]:
-    """Writes a full save and a delta with removed ids, candidates and an open window; returns paths and contents."""
+    """Writes a full save and a delta with removed ids, candidates and pending gradients.
+
+    Returns the path and the contents of each save.
+    """
     source = make(lifecycle)
     train(source, range(6))
     source.view("a").remove(source.view("a").ids()[-1:])
@@ -60,7 +63,7 @@ def saved(path: Path, lifecycle: TableLifecycle = LIFE) -> list[tuple[Path, dict
 
 
 def state_of(embedding: TableBatchedEmbedding) -> dict[str, Any]:
-    """Returns the model's state for comparison, read by calls that a broken embedding refuses."""
+    """Returns the model's state for comparisons. A broken embedding would refuse the calls that read it."""
     result: dict[str, Any] = contents(embedding)
     view = embedding.view("a")
     ids = view.ids().sort().values
@@ -83,7 +86,7 @@ def write_manifest(save: Path, body: dict[str, Any]) -> None:
     rest = {name: value for name, value in body.items() if name != "checksum"}
 
     def value(field: Any) -> str:
-        """Encodes a field with one line per object of a list."""
+        """Encodes a field; a list of objects has one line per object."""
         if not isinstance(field, list) or not field or not isinstance(field[0], dict):
             return json.dumps(field, sort_keys=True)
         return "[\n  " + ",\n  ".join(json.dumps(each, sort_keys=True) for each in field) + "\n ]"
@@ -103,7 +106,7 @@ Header = dict[str, Any]
 
 
 def change_file(save: Path, table: str, role: str, change: Callable[[Header, dict[str, np.ndarray]], None]) -> None:
-    """Rewrites the first file of a role after `change` modified its header and the bytes of its tensors."""
+    """Rewrites a table's first file of a role, after `change` has modified its header and the bytes of its tensors."""
     body = body_of(save)
     file = files_of(body, table, role)[0]
     raw = (save / file["path"]).read_bytes()
@@ -131,7 +134,7 @@ def change_file(save: Path, table: str, role: str, change: Callable[[Header, dic
 
 
 def value_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the path of every value in a manifest; of a list only the first and last."""
+    """Yields the path of every value in a manifest; of each list, only the first and the last entry."""
     if path:
         yield path
     if isinstance(value, dict):

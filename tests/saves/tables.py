@@ -1,4 +1,4 @@
-"""Builds, trains, saves and loads embeddings for the tests of saves, and reads all their contents."""
+"""Builds, trains, saves and loads embeddings for the tests of saves, and reads their complete contents."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def configs(**options: Any) -> list[TableConfig]:
 
 
 def make(optimizer: Any = ADAGRAD, **options: Any) -> TableBatchedEmbedding:
-    """Builds an embedding of the four tables; options that are not the embedding's apply to each table.
+    """Builds an embedding of the four tables; keywords that are not options of the embedding are fields of each table.
 
-    A `cache` with fewer rows than the tables causes evictions from the cache.
+    If `cache` has fewer rows than the tables, the cache spills rows.
     """
     names = {"cache", "seed", "device", "cache_policy", "host_store"}
     own = {name: options.pop(name) for name in names & options.keys()}
@@ -59,8 +59,8 @@ def train(embedding: TableBatchedEmbedding, seeds: Iterable[int]) -> list[torch.
 
 
 def contents(embedding: TableBatchedEmbedding) -> dict[str, dict[int, bytes]]:
-    """Returns the bytes of every row, state and pending gradient, by table and id; with steps, options and window
-    counts.
+    """Returns the bytes of every row, state and pending gradient by table and id, and also steps, options and
+    window counts.
     """
     result: dict[str, dict[int, bytes]] = {}
     with embedding.exclusive():
@@ -91,7 +91,7 @@ def trained(steps: int | range = 3, optimizer: Any = ADAGRAD, **options: Any) ->
 
 
 def assert_same(a: Any, b: Any) -> None:
-    """Fails if two models, or their contents, differ, and names the part."""
+    """Fails if two models or their contents differ, and names the differing part."""
     a, b = (contents(each) if isinstance(each, TableBatchedEmbedding) else each for each in (a, b))
     assert a.keys() == b.keys()
     for name in a:
@@ -104,7 +104,7 @@ def save(source: Any, path: Path, incremental: bool = False) -> Path:
 
 
 def delta(source: Any, path: Path) -> Path:
-    """Saves a delta, or everything if there is no save that a delta can follow."""
+    """Saves a delta, or a full save if no delta is possible; returns the folder of the save."""
     return save(source, path, incremental=True)
 
 
@@ -114,7 +114,7 @@ def written(source: Any, path: Path, incremental: bool = True) -> Manifest:
 
 
 def chain(path: Path, saves: int = 4) -> tuple[TableBatchedEmbedding, list[Path]]:
-    """Returns a model and its saves: a full one and deltas, each one step later."""
+    """Returns a model and its saves: a full save, and deltas that each follow one more training step."""
     source, folders = make(), []
     for step in range(saves):
         train(source, range(step, step + 1))
@@ -123,14 +123,14 @@ def chain(path: Path, saves: int = 4) -> tuple[TableBatchedEmbedding, list[Path]
 
 
 def loaded(path: Any, target: Any = None, *, warm: bool = True, **options: Any) -> Any:
-    """Loads into a model, by default one built by `make`; returns the model."""
+    """Loads a save into a model, by default a model built by `make`; returns the model."""
     target = make(**options) if target is None else target
     Saver().load(target, path, warm=warm)
     return target
 
 
 def refused(target: Any, path: Any, message: str, error: type[Exception] = CheckpointError) -> None:
-    """Fails unless a load raises and leaves the model unchanged."""
+    """Checks that a load raises an error and leaves the model unchanged."""
     before = contents(target)
     with pytest.raises(error, match=message):
         Saver().load(target, path)

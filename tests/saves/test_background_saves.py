@@ -1,4 +1,4 @@
-"""Saves that are written while training continues have the rows at their start, bit by bit."""
+"""Saves that are written while training continues contain exactly the rows at the moment the save was started."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_lifecycle(cache: int) -> TableBatchedEmbedding:
 
 
 def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
-    """Returns the counters that tables have of their ids."""
+    """Returns the id counters of each table."""
     result: dict[str, Any] = {}
     for name in HASHED:
         view = embedding.view(name)
@@ -60,7 +60,7 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
 
 
 def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
-    """Reads rows in small pieces; `between` runs before each is written, while no thread holds a lock."""
+    """Makes saves read rows in small pieces; `between` runs before each piece is written, while no lock is held."""
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 200)
     monkeypatch.setattr(save_writer, "COPY_ON_WRITE_BYTES", 1000)
     pieces = snapshot.Snapshot.chunks
@@ -74,7 +74,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object])
 
 
 def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
-    """Returns a function that makes one random change per call: steps, removals, writes, evictions."""
+    """Returns a function that makes one random change per call: a step, removal, write or eviction."""
     random = np.random.default_rng(seed)
     count = iter(range(1000 * seed, 10**9))
 
@@ -89,7 +89,8 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
         elif kind == 2 and view.config.lifecycle is not None:
             view.evict()
             view.put_back(view.take_evicted(3))
-        elif kind == 3 and not source.layout.window_open():  # a row is planned twice before its first update
+        # two forwards of one batch: its rows are planned twice before their first update
+        elif kind == 3 and not source.layout.window_open():
             batch = tables.batch(next(count))
             outputs = [source(*batch) for _ in range(2)]
             sum(output.square().sum() for output in outputs).backward()
@@ -105,7 +106,7 @@ def disturbance(source: TableBatchedEmbedding, seed: int) -> Callable[[], None]:
 def test_a_save_has_the_state_at_its_start(
     case: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full save, and a delta of the next moment, are compared."""
+    """A full save is written while tables change; the delta that follows is compared too."""
 
     def build(cache: int) -> TableBatchedEmbedding:
         return (
@@ -124,7 +125,7 @@ def test_a_save_has_the_state_at_its_start(
         if not incremental:
             small_pieces(monkeypatch, disturbance(source, seed + 1))
         job.run()
-        assert incremental or contents(source) != then  # training did continue
+        assert incremental or contents(source) != then  # the tables did change during the save
         assert_same(loaded(tmp_path, target), then)
         assert_same(counted(target), counts)
     with source.exclusive():
@@ -142,7 +143,7 @@ def test_a_load_during_a_save_does_not_change_the_save(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAGRAD], ids=["without states", "with states"])
 def test_tables_with_a_new_layout_during_a_save(optimizer: Any, tmp_path: Path) -> None:
-    """The log of removed ids is lost with the old layout, so the next save is a full one."""
+    """The log of removed ids is dropped with the old layout, so the next save is a full save."""
     source, ids = make(None), torch.arange(20)
     source.view("a").write(ids, {"weight": torch.ones(20, 4)})
     job = SaveJob(source, tmp_path, True)
@@ -164,7 +165,7 @@ def test_training_continues_while_a_thread_writes(
     train(source, range(4, 6))
     then = contents(source)
     steps = threading.Semaphore(0)
-    small_pieces(monkeypatch, lambda: steps.acquire(timeout=10))  # at least one step per piece
+    small_pieces(monkeypatch, lambda: steps.acquire(timeout=10))  # waits for at least one training step per piece
     future = rst.Saver().save(source, tmp_path, incremental, background=True)
     number = 10
     while not future.done():
@@ -247,7 +248,7 @@ def test_a_full_disk_fails_the_save_and_not_the_training(tmp_path: Path, monkeyp
     assert isinstance(raised.value.__cause__, OSError)
     assert list(tmp_path.iterdir()) == []
     monkeypatch.undo()
-    save(source, tmp_path)  # nothing is left of the failed save
+    save(source, tmp_path)  # the failed save must leave nothing that hinders the next
 
 
 def test_result_raises_the_error_of_a_background_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +271,7 @@ def test_saving_in_a_child_forked_during_a_save_is_refused(tmp_path: Path, monke
         "train": lambda: train(source, range(3, 4)),
     }
     children = {name: fork(each) for name, each in work.items()}
-    with sleeping_child():  # the child has no lock of the folder either
+    with sleeping_child():  # the child must not keep the folder's lock either
         go_on.release(1000)
         future.result(timeout=60)
         delta(source, tmp_path / "a")

@@ -1,4 +1,7 @@
-"""After a failed load the model is unchanged or, where memory did not suffice for both, empty; and it can be used."""
+"""After a failed load, the model is usable and either unchanged or empty.
+
+It is empty only if memory did not suffice for both the previous rows and the save's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from rec_sdk_torch.tbe.cache.device_cache import Group
 
 
 def before_a_load(**options: Any) -> rst.TableBatchedEmbedding:
-    """Builds a model with other rows than the saves."""
+    """Builds a model whose rows differ from the rows in the saves."""
     target = make(**options)
     train(target, range(50, 53))
     return target
@@ -29,12 +32,12 @@ def before_a_load(**options: Any) -> rst.TableBatchedEmbedding:
 
 @pytest.fixture
 def saves(tmp_path: Path) -> tuple[Path, Any]:
-    """Returns (folder of saves, contents of the latest)."""
+    """Writes saves; returns their folder and the contents of the latest one."""
     return tmp_path, odd_saves.saved(tmp_path)[-1][1]
 
 
 class FailingOpen:
-    """A wrapper of `open_file` that fails at the n-th file that a load reads for its rows."""
+    """A wrapper of `open_file` that fails when a load opens the n-th file with rows."""
 
     def __init__(self, number: int, error: BaseException) -> None:
         self.left, self.error, self.open_file = number, error, save_reader.open_file
@@ -74,7 +77,7 @@ def test_an_unreadable_file_leaves_the_model_unchanged(
 
 
 def test_two_collections_are_loaded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of the two collections have the same names."""
+    """The two collections have tables with the same names."""
     source, target = (torch.nn.ModuleList([make(), make()]) for _ in range(2))
     for number, each in enumerate(source):
         train(each, range(4 * number, 4 * number + 4))
@@ -93,17 +96,17 @@ def test_two_collections_are_loaded_together(tmp_path: Path, monkeypatch: pytest
         assert_same(state_of(each), state_of(its))
 
 
-# ---- not enough memory for both
+# ---- not enough memory for both the previous rows and the loaded rows
 
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits memory to few rows."""
+    """Limits the reported memory to a few rows."""
     monkeypatch.setattr(capacity, "available_memory", lambda: 100)
 
 
 def large() -> Any:
-    """Builds a model with more rows than the save: freeing them gives enough memory."""
+    """Builds a model with more rows than the save; freeing these rows frees enough memory for the load."""
     target = before_a_load()
     target.view("a").write(torch.arange(100, 300), {"weight": torch.ones(200, 4)})
     return target
@@ -153,7 +156,7 @@ def small_disk() -> Iterator[None]:
 
 @pytest.fixture
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder for rows on disk."""
+    """Returns a folder for host stores on disk."""
     return tmp_path_factory.mktemp("stores")
 
 
@@ -173,7 +176,7 @@ def test_a_full_disk_leaves_the_model_unchanged(
 def test_a_disk_with_space_for_one_copy_only(
     saves: tuple[Path, Any], stores: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows on disk need no memory."""
+    """Rows on disk need no memory, but the disk has space for only one copy."""
     monkeypatch.setattr(capacity, "available_memory", lambda: 0)
     path, saved = saves
     target = before_a_load(host_store=stores / "rows")
@@ -188,7 +191,7 @@ def test_a_disk_with_space_for_one_copy_only(
         loaded(path, fresh)
 
 
-# ---- the exchange of the rows
+# ---- replacing the previous rows
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -253,7 +256,7 @@ def test_changes_are_tracked_from_the_load_on(saves: tuple[Path, Any]) -> None:
 
 
 def test_prefetched_batches_are_replanned_after_a_load(saves: tuple[Path, Any]) -> None:
-    """A look-ahead policy had batches announced before the load."""
+    """The look-ahead policy has been given the batches before the load."""
     target, twin = (make(cache_policy="look_ahead") for _ in range(2))
     ids = torch.tensor([1, 2, 3, 4, 5, 1, 2, 3, 4, 5])
     batches = [(ids + i, torch.arange(0, 11, 5)) for i in range(6)]

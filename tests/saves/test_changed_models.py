@@ -1,6 +1,7 @@
-"""A save is loaded into a model with other rules, sizes, optimizer or dtypes, which then saves its changes.
+"""A save is loaded into a model with other rules, sizes, optimizer or dtypes, and that model then saves its changes.
 
-The second save is a delta if rows have the same columns and parts as before, else a full save; readers agree.
+The model's first save is a delta if its rows have the same columns and parts as the loaded save, else a full save.
+Readers return the same rows.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ IGNORED = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 class Model(NamedTuple):
-    """A configuration, by the names of its parts."""
+    """The configuration of a model: names of its rules, optimizer and table format."""
 
     rules: str = "none"
     optimizer: str = "SGD"
@@ -74,7 +75,7 @@ class Model(NamedTuple):
 
 
 def change(model: TableBatchedEmbedding, seed: int) -> None:
-    """Trains three batches, or writes rows of a table without an optimizer."""
+    """Trains three batches; if the table has no optimizer, writes rows instead."""
     random, (table,) = np.random.default_rng(seed), model.tables
     for step in range(seed, seed + 3):
         ids = torch.from_numpy(random.integers(0, 40, 24))
@@ -89,7 +90,7 @@ def change(model: TableBatchedEmbedding, seed: int) -> None:
 
 
 def columns_and_parts(model: TableBatchedEmbedding) -> tuple[set[str], set[str]]:
-    """Returns the columns and the parts of a row."""
+    """Returns the names of the columns and of the parts of a row."""
     lifecycle, optimizer = model.tables[0].lifecycle, model.optimizers[0]
     states = [] if optimizer is None else [state.name for state in optimizer.spec.states]
     return set(lifecycle.columns() if lifecycle else ()), {"weight", *states}
@@ -101,7 +102,7 @@ def family(model: Model) -> str:
 
 
 def partners(request: pytest.FixtureRequest, table: dict[str, Any], before: str) -> list[str]:
-    """Returns the configurations to test after `before`: all of a table, or without --full a quarter of them by day."""
+    """Returns the names in `table` to test after `before`: all with --full, else a quarter that depends on the day."""
     if request.config.getoption("--full"):
         return list(table)
     shift = list(table).index(before) + request.config.getoption("--day")
@@ -109,7 +110,7 @@ def partners(request: pytest.FixtureRequest, table: dict[str, Any], before: str)
 
 
 def check_readers(model: TableBatchedEmbedding, path: Path, again: TableBatchedEmbedding) -> None:
-    """Checks that loads, readers and the verification of files see the model's rows."""
+    """Checks that loads and readers return the model's rows, and that `verify` accepts the save."""
     assert_same(loaded(path, again), model)
     view = model.view("t")
     ids = view.ids()
@@ -121,7 +122,7 @@ def check_readers(model: TableBatchedEmbedding, path: Path, again: TableBatchedE
 
 
 def follow(before: Model, after: Model, path: Path) -> None:
-    """Saves one model, loads the save into another, and saves that twice."""
+    """Saves a model, loads the save into a second model, and saves the second model twice."""
     source, model = before.make(), after.make()
     change(source, 0)
     save(source, path)
@@ -158,7 +159,10 @@ BEGUN = {"idle": "last_use", "age": "timestamp"}
 
 
 def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: set[str]) -> None:
-    """Checks that no id is evicted for values that the save, with columns `saved`, lacks."""
+    """Checks that no id is overdue because a time that the rules need is missing in the save.
+
+    `saved` are the columns of the save.
+    """
     if rules not in BEGUN or BEGUN[rules] in saved:
         return
     view = model.view("t")
@@ -168,7 +172,7 @@ def check_nothing_is_overdue(model: TableBatchedEmbedding, rules: str, saved: se
 
 
 def once(model: TableBatchedEmbedding, ids: torch.Tensor, time: int) -> None:
-    """Runs a training step with one lookup of each of `ids`."""
+    """Runs one training step that looks up each of `ids` once."""
     lifecycle = model.tables[0].lifecycle
     seen = {"timestamps": torch.full_like(ids, time)} if lifecycle is not None and lifecycle.rule(Age) else {}
     if lifecycle is not None and lifecycle.needs_clicks:
@@ -185,9 +189,9 @@ def test_new_rules_start_counting_at_the_load(before: str, after: str, tmp_path:
     saved, view = columns_and_parts(source)[0], model.view("t")
     for seed in range(0, 30, 3):
         change(source, seed)
-    once(source, torch.arange(100, 105), 300)  # candidates, if the rules have some
+    once(source, torch.arange(100, 105), 300)  # ids looked up once, which stay candidates if the rules have admission
     source.view("t").remove(source.view("t").ids()[:3])
-    source.view("t").set_clocks({"timestamp": 300})  # as for a table that had timestamps before
+    source.view("t").set_clocks({"timestamp": 300})  # emulates a table that had timestamps before
     save(source, tmp_path)
     loaded(tmp_path, model)
     if BEGUN[after] in saved:
@@ -211,7 +215,10 @@ def test_new_rules_start_counting_at_the_load(before: str, after: str, tmp_path:
 def loaded_elsewhere(
     random: np.random.Generator, model: TableBatchedEmbedding, before: Model, path: Path
 ) -> tuple[TableBatchedEmbedding, Model]:
-    """Returns a differing model that has loaded the latest save; or `model`, if its rows fit no other."""
+    """Loads the latest save into a randomly drawn model and returns that model.
+
+    Returns `model` itself if its rows do not fit the drawn model.
+    """
     drawn = [str(random.choice(list(table))) for table in (RULES, OPTIMIZERS, FORMATS)]
     after = Model(*(new if random.random() < 0.4 else old for new, old in zip(drawn, before, strict=True)))
     other = after.make(cache=int(random.integers(30, 60)))
@@ -226,7 +233,10 @@ def loaded_elsewhere(
 
 @IGNORED
 def test_random_sequences_of_configurations(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Training, saves, and loads into randomly drawn models: each save has the rows of the model that wrote it."""
+    """Random sequences of training, saves, and loads into randomly drawn models.
+
+    Each save has the rows of the model that wrote it.
+    """
     day, full = request.config.getoption("--day"), request.config.getoption("--full")
     for seed in range(day, day + (20 if full else 1)):
         random, path = np.random.default_rng(seed), tmp_path / str(seed)
@@ -257,7 +267,7 @@ def of_sizes(rows: int = 60, optimizer: Any = ADAGRAD, hashed: bool = False) -> 
 
 
 def train(model: TableBatchedEmbedding, steps: range) -> TableBatchedEmbedding:
-    """Trains eight lookups of each table within its size."""
+    """Runs training steps with eight lookups of each table, with ids below the table's size."""
     for step in steps:
         random = np.random.default_rng(step)
         ids = [torch.from_numpy(random.integers(0, table.num_embeddings, 8)) for table in model.tables]
@@ -269,12 +279,12 @@ def train(model: TableBatchedEmbedding, steps: range) -> TableBatchedEmbedding:
 @pytest.mark.parametrize("optimizer", [ADAGRAD, WINDOWS], ids=["rows", "windows"])
 @pytest.mark.parametrize("rows", [1, 23, 59, 61, 200])
 def test_tables_of_different_size_share_rows(rows: int, optimizer: Any, full: bool, tmp_path: Path) -> None:
-    """Full deltas follow in separate files; pending gradients of rows that are left out are left out too."""
+    """The rows in both sizes are loaded. Rows that are left out are left out with their pending gradients."""
     source = train(of_sizes(60, optimizer), range(3))
     if not full:
         save(source, tmp_path)
     delta(train(source, range(3, 5)), tmp_path)
-    target = train(of_sizes(rows, optimizer), range(70, 73))  # these rows are replaced
+    target = train(of_sizes(rows, optimizer), range(70, 73))  # the load replaces these rows
     then = "the others begin anew" if rows > 60 else "the others are left out"
     message = f"'i' has num_embeddings {rows}, what is loaded 60: {min(rows, 60)} .*{then}"
     with pytest.warns(UserWarning, match=message) as said:

@@ -1,4 +1,4 @@
-"""Checksums of saves equal zlib's, with whatever instructions the machine computes them."""
+"""Checksums of saves equal zlib's, whichever CPU instructions compute them."""
 
 from __future__ import annotations
 

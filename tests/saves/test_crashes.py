@@ -31,13 +31,15 @@ from rec_sdk_torch.saves.format.manifest import MANIFEST
 
 @pytest.fixture(params=[manifest.MANY_TABLES, 1], ids=["files", "packs"])
 def many(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Sets the number of tables from which on a save uses packs instead of a file per table and kind of rows."""
+    """Sets the number of tables at which saves change from a file per table and kind of rows to packs."""
     monkeypatch.setattr(manifest, "MANY_TABLES", request.param)
     return int(request.param)
 
 
 class FailAt:
-    """A hook that fails the n-th call that changes the file system, and by default all later ones, like a lost disk."""
+    """A hook that fails the n-th call that changes the file system, and unless `only` all later calls, like a
+    lost disk.
+    """
 
     def __init__(self, number: int, only: bool) -> None:
         self.left, self.only, self.failed = number, only, 0
@@ -50,8 +52,10 @@ class FailAt:
 
 
 def failing_calls(calls: list[tuple[str, str]], full: bool, day: int) -> list[int]:
-    """Returns the numbers of calls to fail: all, or one of each kind (a different one each day), and one past the
-    end.
+    """Returns the numbers of the calls to fail, and a number after the last call, with which none fails.
+
+    Without `full`, there is one call of each kind, a different one each day.
+
     """
     if full:
         return list(range(1, len(calls) + 2))
@@ -66,8 +70,9 @@ def failing_calls(calls: list[tuple[str, str]], full: bool, day: int) -> list[in
 def test_every_call_fails_once(
     incremental: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """One call fails, or it and all later ones. Outside the full suite one call of every kind is tried, in one of these
-    ways.
+    """Either one call fails, or that call and all later ones. The full suite tries every call both ways; otherwise, one
+    call of each kind is tried in one of the two ways.
+
     """
     source = trained()
     save(source, tmp_path)
@@ -89,7 +94,7 @@ def test_every_call_fails_once(
             with pytest.raises(OSError, match="planted") if fails else contextlib.nullcontext():
                 save(source, tmp_path, incremental)
         found, now = contents(loaded(tmp_path)), contents(source)
-        # a folder sync that fails after the rename leaves a complete save that was not reported
+        # If the folder's sync fails after the rename, the save is complete although `save` has raised.
         assert found == now if not fails else found == before or (number == len(calls) and found == now)
         assert not only or not list(tmp_path.glob(f"{UNFINISHED}*"))
         before = found
@@ -99,7 +104,7 @@ def test_every_call_fails_once(
 
 
 def keep_saving(path: str, incremental: bool, many: int, out: Any) -> None:
-    """Trains and saves forever, reporting each save."""
+    """Trains and saves until the process is killed; reports each step and each save."""
     torch.set_num_threads(1)
     manifest.MANY_TABLES = many
     source = loaded(path)
@@ -113,9 +118,9 @@ def keep_saving(path: str, incremental: bool, many: int, out: Any) -> None:
 
 @pytest.mark.parametrize("incremental", [False, True])
 def test_killed_at_random_points(incremental: bool, many: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Every reported save exists, or a later one, bit by bit; at 25 kill points, in the fast suite at 5.
+    """After each kill, the latest reported save or a later one loads bit by bit. There are 25 kills, 5 without --full.
 
-    More than a fifth of the kills must hit a save being written; more are tried until that is so.
+    More than a fifth of the kills must hit a save while it is written; kills are repeated until that is the case.
     """
     enough = 25 if request.config.getoption("--full") else 5
     source = trained(1)
@@ -164,11 +169,11 @@ MAY_BE = {"longer": ("index", "pack"), "missing": ("index", MANIFEST)}
 def test_damaged_files(
     many: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """Each file of a chain is damaged by a flipped bit and in another way; an error names it, and the model is
+    """Each file of a chain is damaged by a flipped bit and in another way. An error names the file, and the model is
     unchanged.
 
-    The full suite damages files in every way, and in a hundred bits. Loads do not read indexes, which are derived from
-    other files; `verify` does.
+    The full suite damages each file in every way. Loads do not read indexes, which are derived from other files;
+    `verify` does.
     """
     source, target = make(), trained(range(70, 72))
     for step in range(2):
@@ -196,7 +201,9 @@ def test_damaged_files(
 
 
 def test_damage_in_a_header_that_can_be_read(tmp_path: Path) -> None:
-    """The damaged headers are valid, and the bytes of the tensors unchanged."""
+    """The damaged headers can be parsed, and the bytes of the tensors are unchanged; only the checksum shows
+    the damage.
+    """
     target = make()
     folder = save(trained(), tmp_path)
     (file,) = folder.glob("a/*/*/rows-*")
@@ -211,7 +218,9 @@ def test_damage_in_a_header_that_can_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("many")
 def test_everything_is_synced_before_the_save_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a power failure, a file has its contents if it was synced since, and its name if its folder was synced."""
+    """Contents of a file survive a power failure only if the file was synced, its name only if its folder was
+    synced.
+    """
     source = trained(2)
     calls: list[tuple[str, Path]] = []
     monkeypatch.setattr(files, "before_change", lambda call, path: calls.append((call, path)))
@@ -253,7 +262,7 @@ def test_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keep_trying(path: Path, seed: int, saves: int) -> list[str]:
-    """Saves its own tables repeatedly; returns the folders and errors."""
+    """Saves its own tables repeatedly; returns the folders and errors of these saves."""
     source, outcomes = trained(seed=seed), []
     for _ in range(saves):
         try:
@@ -268,7 +277,9 @@ POOLS = [ThreadPoolExecutor, partial(ProcessPoolExecutor, mp_context=forked_pyth
 
 @pytest.mark.parametrize("pool", POOLS, ids=["threads", "processes"])
 def test_two_jobs_at_one_path(pool: Callable[[int], Executor], tmp_path: Path) -> None:
-    """Two jobs share a folder by mistake: one is refused while the other writes, and nothing is mixed."""
+    """Two jobs share a folder by mistake: a save is refused while the other job writes, and their saves are not
+    mixed.
+    """
     with pool(2) as jobs:
         tasks = [jobs.submit(keep_trying, tmp_path, seed, 12) for seed in (1, 2)]
         found = list(itertools.chain(*(task.result(120) for task in tasks)))

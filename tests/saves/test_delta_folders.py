@@ -1,6 +1,6 @@
-"""Deltas in another folder than their base save: which save they follow, and how it is found again.
+"""Deltas in another folder than their base save: which save each delta follows, and how loads find that save.
 
-A save does little work while training waits, whatever the folders contain.
+The part of a save for which training waits does little work, whatever the folders contain.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def base_and_delta(two_folders: tuple[Path, Path]) -> tuple[Any, Manifest, Manif
 
 @pytest.mark.parametrize("background", [False, True], ids=["", "in the background"])
 def test_a_folder_of_bases_and_one_of_deltas(background: bool, two_folders: tuple[Path, Path]) -> None:
-    """Each delta follows the last save of the model in any folder; a base save begins a new chain."""
+    """Each delta follows the model's last save in either folder; each base save begins a new chain."""
     source, (base, deltas) = make(), two_folders
     found = []
     for step in range(2):
@@ -68,7 +68,7 @@ def test_a_folder_of_bases_and_one_of_deltas(background: bool, two_folders: tupl
     for paths in ((deltas,), (base, deltas), (deltas, base)):
         assert_same(loaded(paths), source)
     two_steps = loaded(base)
-    rst.Saver().load(two_steps, deltas, incremental=True)  # like scripts of Rec SDK
+    rst.Saver().load(two_steps, deltas, incremental=True)  # the order of calls in scripts for Rec SDK
     assert_same(two_steps, source)
 
 
@@ -80,7 +80,7 @@ def test_a_folder_with_a_complete_chain_is_independent(two_folders: tuple[Path, 
     assert (second.previous, third.previous) == (first.id, first.id)
     assert (third.sequence, third.folders) == (1, [])
     train(source, range(5, 6))
-    assert written(source, b).previous == third.id  # the last save of all, since b depends on a anyway
+    assert written(source, b).previous == third.id  # follows the last save in any folder, since b depends on a anyway
     assert_same(loaded(b), source)
     train(source, range(6, 7))
     assert written(source, a).previous == third.id
@@ -103,7 +103,7 @@ def test_two_folders_that_each_begin_with_a_full_save_do_not_need_each_other(two
 
 @pytest.mark.parametrize("lost", ["deltas", "one of two deltas", "base"])
 def test_deltas_after_earlier_saves_were_removed(lost: str, two_folders: tuple[Path, Path]) -> None:
-    """Scripts remove the folder of deltas before each save, or keep only the latest."""
+    """As in users' scripts, the folder of deltas is removed before each save, or only the latest delta is kept."""
     (base, deltas), (source, first, _) = two_folders, base_and_delta(two_folders)
     source.view("a").remove(source.view("a").ids()[:2])
     delta(source, deltas)
@@ -129,8 +129,10 @@ def test_a_delta_after_a_load_follows_what_was_loaded(two_folders: tuple[Path, P
 
 
 def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Folders that move together find each other; separately they must be passed, unless the model has read the other
-    one.
+    """If both folders are moved together, loads still find the base save. If only one folder is moved, both must be
+    passed,
+    unless the model has already read the moved one.
+
     """
     (base, deltas), (source, first, _) = two_folders, base_and_delta(two_folders)
     whole = tmp_path / "elsewhere" / "and there"
@@ -151,7 +153,7 @@ def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> No
     for path in (now, deltas):
         loaded(path, target)
     train(target, range(4, 5))
-    following = written(target, deltas)  # records the base's new location
+    following = written(target, deltas)  # the delta records the base save's new location
     assert (following.kind, following.folders) == (DELTA, ["../../away"])
     assert_same(loaded(deltas), target)
 
@@ -159,7 +161,7 @@ def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> No
 def test_the_latest_of_several_folders_is_loaded(
     two_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later save of a model has a later name in any folder, even within the same second."""
+    """A later save has a later name than earlier saves in all folders, even within the same second."""
     source, empty = make(), tmp_path / "empty"
     empty.mkdir()
     clock = folders.now()
@@ -197,7 +199,9 @@ def test_a_part_of_a_model_does_not_follow_a_save_of_the_whole(two_folders: tupl
 
 
 def test_copies_of_a_save_in_other_folders(two_folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """A copy in another folder is equivalent; of two copies in one folder it is unclear which is meant."""
+    """A copy of a save in another folder can replace the original; two copies in one folder are ambiguous and
+    refused.
+    """
     (base, deltas), (source, _, _) = two_folders, base_and_delta(two_folders)
     shutil.copytree(base, tmp_path / "copy")
     assert_same(loaded([tmp_path / "copy", deltas]), source)
@@ -237,7 +241,7 @@ def test_folders_of_a_manifest(value: Any, message: str | None, two_folders: tup
 
 
 def test_the_version_says_that_other_folders_are_needed(two_folders: tuple[Path, Path]) -> None:
-    """Former versions would look for the base beside the delta, and report that it is missing."""
+    """Without a newer format version, former versions would report that the base save is missing beside the delta."""
     (base, deltas), (source, _, _) = two_folders, base_and_delta(two_folders)
     full(source, base)
     saves = *sorted(base.iterdir()), *deltas.iterdir()
@@ -280,7 +284,7 @@ def test_a_reader_follows_both_folders(two_folders: tuple[Path, Path]) -> None:
 
 
 def load_if_complete(path: Path) -> Any:
-    """Returns a model that loads a save, or None if saves that it follows have been removed."""
+    """Returns a model with the save loaded, or None if a save of its chain has been removed."""
     try:
         return loaded(path)
     except rst.CheckpointError as error:
@@ -290,7 +294,7 @@ def load_if_complete(path: Path) -> Any:
 def test_random_saves_over_folders(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Random sequences of training, removals, full saves and deltas in any of three folders, some of which are removed.
 
-    The last save loads as the tables were, and so does each save whose chain is complete.
+    The last save, and each save whose chain is complete, restores the tables as they were when it was written.
     """
     for seed in range(8) if request.config.getoption("--full") else [request.config.getoption("--day") % 8]:
         random = np.random.default_rng(seed)
@@ -322,11 +326,11 @@ def test_random_saves_over_folders(tmp_path: Path, request: pytest.FixtureReques
         assert any(target is not None for target in found.values())
 
 
-# ---- reads at the start of a save
+# ---- file reads at the start of a save
 
 
 def record_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Returns a list that records the saves whose manifests are read from now on."""
+    """Returns a list to which every save is added whose manifest is read from now on."""
     found: list[Path] = []
 
     def read(save: Path) -> Manifest:
@@ -340,8 +344,8 @@ def record_reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_manifests_of_a_chain_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = record_reads(monkeypatch)
     source, saves = chain(tmp_path)
-    assert not read  # this process wrote them
-    monkeypatch.setattr(folders, "_links", {})  # as in a process that loaded them
+    assert not read  # no manifest is read, since this process wrote them
+    monkeypatch.setattr(folders, "_links", {})  # emulates a process that has not written these saves
     assert [written(source, tmp_path).kind for _ in range(3)] == [DELTA] * 3
     assert sorted(read) == saves
 
@@ -358,7 +362,7 @@ def test_training_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest
 
 
 def replace_manifest(manifest: Path) -> None:
-    """Replaces a manifest by another save's of the same length."""
+    """Replaces a manifest by the manifest of a save with another id, of the same length."""
     found = read_manifest(manifest.parent).id
     manifest.write_text(manifest.read_text().replace(found, "f" * len(found)))
 
@@ -380,5 +384,5 @@ def test_an_incomplete_chain_is_not_extended(change: str, place: int, tmp_path: 
     for step, kind in ((5, FULL), (6, DELTA)):
         train(source, range(step, step + 1))
         assert written(source, tmp_path).kind == kind
-    if change != "twice":  # refused until one of the copies is removed
+    if change != "twice":  # a chain with two copies of a save is refused until one is removed
         assert_same(loaded(tmp_path), source)

@@ -1,4 +1,4 @@
-"""Incremental saves: their contents, and chains of them."""
+"""Incremental saves (deltas): their contents, and chains of deltas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ids_in(folder: Path, table: str, role: str) -> list[int]:
 def test_random_sequences_of_changes_and_saves(
     optimizer: Any, cache: int, tmp_path: Path, device: Any, request: pytest.FixtureRequest
 ) -> None:
-    """Training, removals, writes and saves in any order: each save loads as the tables were."""
+    """Training, removals, writes and saves in random order: each save restores the tables as they were."""
     for seed in range(4) if request.config.getoption("--full") else [request.config.getoption("--day") % 4]:
         random = np.random.default_rng(seed)
         path = tmp_path / str(seed)
@@ -80,9 +80,9 @@ def test_a_delta_has_what_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_a_delta_reads_changed_rows_only(in_flight: bool, tmp_path: Path) -> None:
-    """A delta of 60,000 rows reads only the versions of changed rows.
+    """A delta of a table with 60,000 rows reads only the versions of changed rows.
 
-    A delta that is requested while batches are in flight also reads rows that changed before its base save.
+    A delta requested while batches are in flight also reads rows that had changed before its base save.
     """
     rows = 60_000
     fields: dict[str, Any] = {"pooling": Pooling.SUM, "track_changes": True}
@@ -142,7 +142,9 @@ def aging() -> TableBatchedEmbedding:
 def test_columns_that_change_between_batches_are_in_the_next_delta(
     column: str, expected: list[int], tmp_path: Path
 ) -> None:
-    """Changes are counters that a user writes, and timestamps of an eviction after the clock was set back."""
+    """Two changes without a batch: a user writes counters, or an eviction lowers timestamps after the clock was
+    set back.
+    """
     source, ids = aging(), torch.arange(10)
     source(ids, torch.arange(11), timestamps=ids).sum().backward()
     delta(source, tmp_path)
@@ -158,7 +160,7 @@ def test_columns_that_change_between_batches_are_in_the_next_delta(
 
 
 def test_a_removal_is_in_one_delta(tmp_path: Path) -> None:
-    """A base save in another folder keeps the log of removed ids, which the next delta must not read from its start."""
+    """The log of removed ids is kept for a base save in another folder, but a delta must read only its newest part."""
     source = trained(4)
     for folder in ("one", "other"):
         delta(source, tmp_path / folder)
@@ -179,17 +181,17 @@ def test_a_full_save_replaces_a_delta_without_base(tmp_path: Path) -> None:
         return written(source, tmp_path / where).kind
 
     assert [kind(), kind()] == [FULL, DELTA]
-    assert [kind("b"), kind("b"), kind()] == [DELTA, DELTA, DELTA]  # a base save for each folder
-    source.load_state_dict(make().state_dict())  # all ids are removed at once
+    assert [kind("b"), kind("b"), kind()] == [DELTA, DELTA, DELTA]  # each folder has its own base save
+    source.load_state_dict(make().state_dict())  # the load removes all ids at once
     assert [kind(), kind()] == [FULL, DELTA]
     save(source, tmp_path / "a")
-    assert kind() == DELTA  # of that full save
+    assert kind() == DELTA  # a delta of that full save
     for folder in ("a", "b"):
         shutil.rmtree(tmp_path / folder)
-    assert kind() == FULL  # its save does not exist any more
+    assert kind() == FULL  # the save that a delta would follow has been removed
     for number in range(5):
         save(source, tmp_path / f"c{number}")
-    assert written(source, tmp_path / "a").folders == ["../c4"]  # too many folders
+    assert written(source, tmp_path / "a").folders == ["../c4"]  # too many folders to have a base save in each
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -198,7 +200,7 @@ def test_a_delta_can_follow_in_one_of_two_collections_alone(place: int, tmp_path
     for each in source:
         train(each, range(3))
     kinds = [written(source, tmp_path).kind for _ in range(2)]
-    source[place].load_state_dict(make().state_dict())  # all ids are removed at once
+    source[place].load_state_dict(make().state_dict())  # the load removes all ids at once
     kinds += [written(source, tmp_path).kind for _ in range(2)]
     assert kinds == [FULL, DELTA, FULL, DELTA]
     loaded(tmp_path, target)
@@ -227,7 +229,10 @@ def test_chains_with_a_save_missing(tmp_path: Path) -> None:
 
 
 def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
-    """Its size depends on the number of ids, not of removals, and is freed when all saves have them."""
+    """The log's size depends on the number of distinct ids, not of removals.
+
+    It is freed once all folders' saves have them.
+    """
     source = make()
     view, ids = source.view("a"), torch.arange(405)
 
@@ -236,7 +241,7 @@ def test_the_log_of_removed_ids_has_each_id_once(tmp_path: Path) -> None:
             view.write(ids, {"weight": torch.zeros(len(ids), 4)})
             view.remove(ids)
 
-    for folder in ("other", "one"):  # removed ids are kept for the first one from before the second
+    for folder in ("other", "one"):  # the log keeps ids removed between the two saves, for the first folder
         delta(source, tmp_path / folder)
         come_and_leave(1, ids)
     come_and_leave(10, ids[:400])
@@ -268,7 +273,7 @@ def test_is_incremental_of_a_collection(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"weight_dtype": torch.float16}, {"hashed": True, "num_embeddings": 90}], ids=str)
 def test_a_delta_follows_no_save_of_other_tables(change: dict[str, Any], tmp_path: Path) -> None:
-    """Tables that load a save into another dtype, or as hash tables, begin a new chain."""
+    """If a save is loaded into tables of another dtype or into hash tables, the next save begins a new chain."""
     config = TableConfig("t", 60, 4, hashed=False, track_changes=True)
     source, target = (embedding_of(each, optimizer=SGD, cache=60) for each in (config, replace(config, **change)))
     source.view("t").write(torch.arange(60), {"weight": torch.rand(60, 4)})

@@ -1,4 +1,4 @@
-"""Saves of former versions load with the same bits."""
+"""Saves of former versions load bit by bit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_there_are_saves_of_this_version() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_archived_models_can_be_written(name: str, tmp_path: Path) -> None:
-    """`former_saves.py` writes them before a release."""
+    """Before a release, `former_saves.py` writes these saves."""
     expected = plain(MODELS[name].write(tmp_path))
     assert json.loads(json.dumps(expected)) == expected
     assert main(["verify", str(tmp_path / MODELS[name].place)]) == 0
 
 
 def assert_same_options(found: Any, expected: Any) -> None:
-    """Compares steps and options of a save; an optimizer may have gained options since, which must be off."""
+    """Compares a save's steps and options. Options that the optimizer has gained since the save must be off."""
     assert found.keys() == expected.keys()
     for step in expected:
         now, then = (dict(ast.literal_eval(bytes.fromhex(part[step]).decode())) for part in (found, expected))
@@ -45,7 +45,7 @@ def assert_same_options(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize(("version", "name"), SAVED)
 def test_former_saves_load(version: str, name: str, tmp_path: Path) -> None:
-    """A delta of this version follows each loaded save."""
+    """After each load, this version writes a delta of the loaded save."""
     shutil.unpack_archive(SAVES / version / f"{name}.zip", tmp_path)
     expected, path = json.loads((tmp_path / EXPECTED).read_text()), tmp_path / MODELS[name].place
     model = MODELS[name].make()

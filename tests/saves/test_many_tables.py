@@ -1,4 +1,4 @@
-"""Saves of many tables need no more files, syncs and threads than saves of few, and have the same contents."""
+"""Saves of many tables need no more files, syncs and threads than saves of few tables, and have the same contents."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(count: int, optimizer: Any = ADAGRAD, lifecycle: TableLifecycle | None 
 
 
 def train(source: TableBatchedEmbedding, first: int) -> None:
-    """Trains six ids of each table, two of them twice."""
+    """Runs a training step with six ids of each table, two of which occur twice."""
     count = len(source.tables)
     ids = torch.tensor([0, 1, 2, 3, 0, 1]).add(first).repeat(count)
     source(ids, torch.arange(0, 6 * count + 1, 6)).square().sum().backward()
@@ -55,15 +55,15 @@ def train(source: TableBatchedEmbedding, first: int) -> None:
 
 @pytest.fixture
 def packs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes saves of few tables use packs, as saves of many do."""
+    """Makes saves of few tables use packs, as saves of many tables do."""
     monkeypatch.setattr(manifest, "MANY_TABLES", 1)
 
 
-# ---- counts of work
+# ---- numbers of calls, files and threads
 
 
 def calls_of(work: Callable[[], Any]) -> Counter[str]:
-    """Counts calls that change or open files, and started threads."""
+    """Counts the calls that change or open files, and the threads that are started."""
     found: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "before_change", lambda call, path: found.update([call]))
@@ -89,7 +89,7 @@ def saves_and_loads(
     for first in range(3):
         train(source, first)
     found["full"] = calls_of(lambda: saver.save(source, path))
-    for config in source.tables:  # a delta with rows, removed ids, and an open window
+    for config in source.tables:  # a delta with rows, removed ids, and pending gradients
         source.view(config.name).remove(torch.tensor([0]))
     train(source, 1)
     found["delta"] = calls_of(lambda: saver.save(source, path, incremental=True))
@@ -120,7 +120,7 @@ def test_the_work_does_not_grow_with_the_tables(
 
 
 class Counted(list[Any]):
-    """A list that counts its iterations."""
+    """A list that counts how often it is iterated over."""
 
     walks = 0
 
@@ -130,7 +130,7 @@ class Counted(list[Any]):
 
 
 def test_no_list_is_searched_for_each_table(tmp_path: Path) -> None:
-    """Tables and files of manifests are found by name."""
+    """Tables and files of manifests are looked up by name, not searched for in lists."""
     walks = []
     for count in (MANY_TABLES, 3 * MANY_TABLES):
         source = make(count)
@@ -157,7 +157,7 @@ MOST_CALLS = {"save": 480, "load": 840}
 
 
 def python_calls(work: Callable[[], Any]) -> Counter[str]:
-    """Counts the calls of Python and C functions, and the calls that read a header."""
+    """Counts the calls of Python and C functions and, separately, the calls that parse a header."""
     found: Counter[str] = Counter()
 
     def note(frame: Any, event: str, _: object) -> None:
@@ -174,7 +174,7 @@ def python_calls(work: Callable[[], Any]) -> Counter[str]:
 
 
 def test_a_table_costs_the_same_calls_among_many(tmp_path: Path) -> None:
-    """A header is read once, and the tensors of one shape are decoded together."""
+    """Each header is read once, and tensors of one shape are decoded together."""
     calls: list[dict[str, float]] = []
     for count in (MANY_TABLES, 3 * MANY_TABLES):
         source, target, path = make(count), make(count), tmp_path / str(count)
@@ -183,7 +183,7 @@ def test_a_table_costs_the_same_calls_among_many(tmp_path: Path) -> None:
         decoded = tensors._parse_tensors.cache_info().misses
         saving = python_calls(partial(save, source, path))
         loading = python_calls(partial(loaded, path, target))
-        assert loading["headers"] == 2 * count  # rows, and the list of cached rows
+        assert loading["headers"] == 2 * count  # one file of rows and one list of cached rows per table
         assert tensors._parse_tensors.cache_info().misses - decoded <= 2
         calls.append({"save": saving["all"] / count, "load": loading["all"] / count})
     for name, most in MOST_CALLS.items():
@@ -207,7 +207,7 @@ def test_manifests_do_not_use_the_slow_encoder(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_thread_reads_ahead_where_rows_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows are read without a thread: starting one takes longer than reading them."""
+    """Few rows are read without a thread, since starting a thread takes longer than reading them."""
     source, started = trained(), list[str]()
     save(source, tmp_path)
 
@@ -241,7 +241,7 @@ def test_tables_of_every_kind_share_a_pack(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("packs")
 def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors larger than a buffer are written separately, between tensors that share one."""
+    """Tensors larger than a write buffer are written separately; smaller tensors share a buffer."""
     monkeypatch.setattr("rec_sdk_torch.saves.format.tensors.WRITE_BYTES", 1500)
     monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MAX_PACKED_BYTES", 3000)
     monkeypatch.setattr("rec_sdk_torch.saves.save.rank_writer.MAX_FILE_BYTES", 6000)
@@ -265,7 +265,10 @@ def test_files_that_are_large_and_packs_that_are_full(tmp_path: Path, monkeypatc
 
 @pytest.mark.usefixtures("packs")
 def test_small_tables_have_no_index_and_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are served from a read-only folder too. Larger tables have an index."""
+    """Readers serve small tables without writing an index, so the folder may be read-only.
+
+    Larger tables have an index.
+    """
     source = tables.make()
     for step in range(3):
         tables.train(source, range(step, step + 1))
@@ -292,7 +295,7 @@ def test_small_tables_have_no_index_and_are_served(tmp_path: Path, monkeypatch: 
 
 
 def test_a_manifest_without_packs_is_of_version_1(tmp_path: Path) -> None:
-    """Text and checksum equal the output of the json module."""
+    """The manifest's text and checksum equal what the json module produces."""
     folder = save(trained(2, WINDOWS), tmp_path)
     raw = (folder / MANIFEST).read_bytes()
     body = json.loads(raw)

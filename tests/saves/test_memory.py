@@ -1,4 +1,4 @@
-"""A save and a load need little memory beside the table, whatever its size."""
+"""Saves and loads need little memory in addition to the table, whatever the table's size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resident() -> int:
 
 
 class Peak:
-    """A measurement of this process's largest growth in memory within a block."""
+    """A measurement of the peak growth of this process's memory within a block."""
 
     def __enter__(self) -> Peak:
         self.bytes, self._before, self._stop = 0, resident(), threading.Event()
@@ -47,7 +47,10 @@ def table(rows: int) -> rst.TableBatchedEmbedding:
 
 @pytest.mark.parametrize("rows", [1 << 19, pytest.param(1 << 21, marks=pytest.mark.full)])
 def test_memory_of_saving_and_loading_a_gigabyte(rows: int, tmp_path: Path) -> None:
-    """Rows and states of 1 GiB, or a quarter, and a delta of half of them; rows not written yet need no memory."""
+    """Saves and loads 1 GiB of rows and states (256 MiB without --full), then saves a delta of half of the rows.
+
+    Rows that are not written yet need no extra memory.
+    """
     most = MOST[rows]
     source, target = table(rows), table(rows)
     for each in (source, target):
@@ -61,7 +64,7 @@ def test_memory_of_saving_and_loading_a_gigabyte(rows: int, tmp_path: Path) -> N
     with Peak() as adding:
         delta(source, tmp_path)
     assert size_of(tmp_path) > 3 * rows << 8
-    assert adding.bytes < most * 2 // 3  # less than the delta
+    assert adding.bytes < most * 2 // 3  # less memory than the size of the delta
     with Peak() as loading:
         loaded(tmp_path, target)
     assert loading.bytes - target.memory_report()["host"] < most

@@ -1,4 +1,4 @@
-"""Folders of saves with other contents: pipes, folders, links, and names that do not fit the clock."""
+"""Folders of saves that contain pipes, folders, links, or names that do not match the clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rec_sdk_torch.serving import TableReader
 
 @pytest.fixture(autouse=True)
 def in_time() -> Iterator[None]:
-    """Fails a test after 30 seconds: opening a pipe without a writer would block forever."""
+    """Fails a test after 30 seconds, because opening a pipe without a writer would block forever."""
 
     def raise_late(*_: Any) -> None:
         raise AssertionError("it waits")
@@ -39,7 +39,7 @@ def in_time() -> Iterator[None]:
 
 
 def link(file: Path) -> None:
-    """Replaces a file by a link to itself in another place, with the right contents."""
+    """Moves a file elsewhere and puts a link to it in its place, so that the contents stay correct."""
     elsewhere = file.parent.parent / f"{file.name} elsewhere"
     file.rename(elsewhere)
     file.symlink_to(elsewhere)
@@ -69,13 +69,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture
 def copied(source: tuple[Path, Any], tmp_path: Path) -> Path:
-    """Copies the save."""
+    """Copies the save to a folder that the test may change."""
     return Path(shutil.copytree(source[0], tmp_path / "copy" / source[0].name))
 
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    """Builds a model with other rows, which no refused load changes."""
+    """Builds a model with other rows; refused loads must leave it unchanged."""
     return trained(range(50, 52))
 
 
@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_read(target: Any, tmp_path: Path) -> None:
         TableReader(tmp_path / ("x" * 300), "a")
 
 
-# ---- names
+# ---- names of saves
 
 
 class Clock:
@@ -159,7 +159,7 @@ def next_save(path: Path) -> str:
 
 
 def test_a_name_is_the_time(clock: Clock, tmp_path: Path) -> None:
-    """Names are times, also for nine saves per second; the first of a second has 14 digits, like Rec SDK's."""
+    """Names are times, even with nine saves per second; the first save in a second has 14 digits, as in Rec SDK."""
     names = []
     for _ in range(90):
         names.append(next_save(tmp_path))
@@ -193,7 +193,9 @@ def test_names_increase_when_the_clock_goes_back(clock: Clock, tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore:.*another optimizer")
 def test_a_save_after_one_that_no_delta_can_follow_is_named_behind_it(clock: Clock, tmp_path: Path) -> None:
-    """The model has another optimizer than the save that it has loaded from another folder."""
+    """The save in folder a that the model loads has another optimizer, so the save in folder b is full, with a
+    later name.
+    """
     source, model = trained(1), trained(1, ADAM)
     for _ in range(2):
         save(source, tmp_path / "a")
@@ -202,7 +204,7 @@ def test_a_save_after_one_that_no_delta_can_follow_is_named_behind_it(clock: Clo
 
 
 def test_other_names_are_ignored(clock: Clock, tmp_path: Path) -> None:
-    """Such names neither affect the names of later saves nor are loaded."""
+    """Folders that are not saves are not loaded, and do not affect the names of later saves."""
     for name in ("99991231235959", "99991231235959.999999", "20261123104500", "x", "20261123104500.12"):
         (tmp_path / name).mkdir()
     assert next_save(tmp_path) == "20261123104500.123456"

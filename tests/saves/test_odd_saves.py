@@ -1,6 +1,6 @@
-"""Saves with right checksums and invalid contents raise `CheckpointError` and leave the model unchanged, or load.
+"""Saves with correct checksums but invalid contents: loads raise `CheckpointError` and leave the model unchanged.
 
-Keys and paths that lead out of the folder are refused, and nothing is read or written there.
+Keys and paths that lead out of the save's folder are refused; nothing outside is read or written.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OTHERS: dict[Any, tuple[Any, ...]] = {
 
 
 def load(target: Any, save: Path) -> list[str]:
-    """Loads a save; returns the warnings."""
+    """Loads a save; returns the messages of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rst.Saver().load(target, save)
@@ -61,7 +61,9 @@ def load(target: Any, save: Path) -> list[str]:
 
 
 def odd_values(path: tuple[Any, ...], whole: Any, few: int) -> list[Any]:
-    """Returns the invalid values to try at a path of a manifest: all for `few` 0, else one."""
+    """Returns the invalid values to try at a path of a manifest: all if `few` is 0, else one, drawn with the
+    seed `few`.
+    """
     found = [odd for odd in [*ODD, *NAMES.get(str(path[-1]), ())] if odd != odd_saves.get(whole, path)]
     return found if not few else random.Random(f"{few} {path}").sample(found, 1)
 
@@ -69,7 +71,7 @@ def odd_values(path: tuple[Any, ...], whole: Any, few: int) -> list[Any]:
 def load_with_odd_values(save: Path, saved: Any, target: Any, few: int) -> int:
     """Loads `save` with each value of its manifest replaced; returns the number of refused loads.
 
-    After the other loads the target has what was saved, or warnings name what was left out.
+    After a load that is not refused, the target has the saved contents, or warnings name what was left out.
     """
     whole, refused = body_of(save), 0
     original, before = (save / MANIFEST).read_bytes(), state_of(target)
@@ -109,7 +111,7 @@ def test_every_value_of_a_manifest(
     assert_same(state_of(target), saves[-1][1])
 
 
-# ---- files
+# ---- contents of files
 
 
 def drop(name: str) -> Any:
@@ -120,7 +122,7 @@ def drop(name: str) -> Any:
 
 
 def typed(name: str, dtype: str, size: int, *shape: int) -> Any:
-    """Returns a change to zeros of another dtype or shape, `size` bytes each."""
+    """Returns a function that replaces a tensor by zeros of another dtype or shape; an element has `size` bytes."""
 
     def change(header: Header, data: dict[str, np.ndarray]) -> None:
         rows = header[name]["shape"][0]
@@ -131,7 +133,7 @@ def typed(name: str, dtype: str, size: int, *shape: int) -> Any:
 
 
 def value(name: str, number: float, place: int = 0) -> Any:
-    """Returns a change of one element of a tensor."""
+    """Returns a function that changes one element of a tensor."""
 
     def change(header: Header, data: dict[str, np.ndarray]) -> None:
         kinds = {"I64": np.int64, "F64": np.float64, "F32": np.float32, "U8": np.uint8}
@@ -207,12 +209,12 @@ FILES: dict[str, tuple[tuple[str, str], Any, str]] = {
 
 
 class Changed:
-    """A folder of saves that tests change, and a model that refused loads must not change.
+    """A folder of saves for tests to modify, and a model that must stay unchanged by refused loads.
 
     Attributes:
         save: the latest save, a delta.
-        saved: its contents.
-        target: a model with other rows.
+        saved: contents of the latest save.
+        target: the model, whose rows differ from the save's.
     """
 
     def __init__(self, path: Path, lifecycle: TableLifecycle = LIFE) -> None:
@@ -275,7 +277,7 @@ def test_a_file_that_the_manifest_lacks(table: str, role: str, odd: Changed) -> 
             odd.refused("its files only 0: files are missing", save)
             with pytest.raises(CheckpointError, match="files are missing"):
                 TableReader(save, table)
-        elif found and table == "a":  # all rows of an index table are in its full save
+        elif found and table == "a":  # not for index tables, whose rows are all in the full save
             odd.refused("rows when it was saved, its files have|has gradients but no row", save)
         odd.restore()
 
@@ -321,7 +323,7 @@ def sketched(sketches: Changed) -> Iterator[Changed]:
 
 
 def set_number(save: Path, place: int, number: int) -> tuple[int, list[int]]:
-    """Sets a number in the header of a sketch; returns its previous value and the sketch's state."""
+    """Changes a number in the header of a saved sketch; returns the number's previous value and the sketch's state."""
     found = []
 
     def change(header: Header, data: dict[str, np.ndarray]) -> None:
@@ -334,9 +336,10 @@ def set_number(save: Path, place: int, number: int) -> tuple[int, list[int]]:
 
 
 def test_invalid_numbers_of_a_sketch_are_refused(sketched: Changed) -> None:
-    """Each value is refused unless it is valid: the sketch is then the file's."""
+    """Each value is refused unless it is valid; then the sketch has the state in the file."""
     refused, target = 0, make(SKETCH)
-    can_be = {0: range(-2, 1), 7: range(2**53 + 1)}  # ranks without owner, and counts of lookups
+    # valid: rank numbers of a sketch without an owner, and counts of lookups
+    can_be = {0: range(-2, 1), 7: range(2**53 + 1)}
     for place, number in itertools.product(range(8), OF_SKETCHES):
         before, state = set_number(sketched.save, place, number)
         if number == before or number in can_be.get(place, ()):
@@ -370,7 +373,10 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def nested_save(full: Path, tmp_path: Path) -> Path:
-    """Copies a save into deep folders, without indexes, with folders that make `..` after a key resolve."""
+    """Copies a save, without its indexes, into deeply nested folders.
+
+    Additional folders make paths with `..` after a key resolve.
+    """
     save = tmp_path / "above" / "saves" / full.name
     shutil.copytree(full, save)
     for key in "ab":
@@ -435,7 +441,7 @@ def test_keys_out_of_the_folder_are_refused(key: str, nested_save: Path, tmp_pat
 
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_out_of_the_folder_are_refused(path: str, nested_save: Path, tmp_path: Path) -> None:
-    """The paths lead to correct contents, so that reading them would succeed."""
+    """The paths lead to valid files outside the folder, so reading them would succeed."""
     body = body_of(nested_save)
     (file,) = files_of(body, "a", "rows")
     outside = tmp_path / "above" / "outside" / "rows"
@@ -458,7 +464,7 @@ def test_an_export_through_a_link(full: Path, tmp_path: Path) -> None:
 
 
 def test_an_index_with_too_many_rows_is_refused(tmp_path: Path) -> None:
-    """The file has few rows; the index is built with space for all of them."""
+    """The manifest states 2**63 - 1 rows, but the file has few; no index of the stated size may be allocated."""
     delta = odd_saves.saved(tmp_path)[1][0]
     index_path(delta, "a").unlink()
     body = body_of(delta)

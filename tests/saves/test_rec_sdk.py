@@ -1,4 +1,4 @@
-"""Folders written by Rec SDK's savers, in both layouts, are loaded."""
+"""Loads of folders that Rec SDK's savers write, in both of their layouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = ("exp_avg", "exp_avg_sq")
 
 
 def write(folder: Path, array: np.ndarray) -> None:
-    """Writes a part; an empty one has no data."""
+    """Writes an array as a folder of Rec SDK's format; an empty array has no data file."""
     folder.mkdir(parents=True)
     np.array([array.itemsize, *array.shape], np.int64).tofile(folder / "slice.attribute")
     if len(array):
@@ -27,7 +27,7 @@ def write(folder: Path, array: np.ndarray) -> None:
 
 
 def save(source: Any, path: Path, ranks: int, names: tuple[str, ...] = STATES, last: int | None = None) -> None:
-    """Writes all rows of `source`, or the last ones; `ranks` 0: the layout without ranks."""
+    """Writes all rows of `source`, or only the `last` rows; `ranks=0` is the layout without folders of ranks."""
     for config in source.tables:
         view = source.view(config.name)
         ids = view.ids()[-last:] if last else view.ids()
@@ -52,7 +52,7 @@ def without_steps(embedding: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ranks", [0, 1, 3])
 def test_rows_and_states(ranks: int, tmp_path: Path) -> None:
-    """Rows are loaded from the latest save, or in the layout without ranks from the folder itself."""
+    """Rows are loaded from the latest save in a folder or, in the layout without ranks, from the folder itself."""
     source, target = trained(), trained(range(50, 53))
     save(trained(range(1)), tmp_path / "20240101120000", ranks or 1)
     folder = tmp_path / ("20250101120000" if ranks else "merged")
@@ -60,7 +60,7 @@ def test_rows_and_states(ranks: int, tmp_path: Path) -> None:
     assert rst.Saver().load(target, tmp_path if ranks else folder) == str(folder)
     assert_same(without_steps(target), without_steps(source))
     for embedding in (source, target):
-        embedding.optimizers[0].step = 4  # Rec SDK does not save the step
+        embedding.optimizers[0].step = 4  # Rec SDK does not save the step count
     for a, b in zip(train(source, range(4, 7)), train(target, range(4, 7)), strict=True):
         assert torch.equal(a, b)
 
@@ -85,7 +85,7 @@ LIFE = {
 
 
 def train_twice(target: Any, ids: torch.Tensor, times: torch.Tensor) -> None:
-    """Runs a step in which every id occurs twice, at its time."""
+    """Runs a training step in which every id occurs twice, with the id's timestamp."""
     twice, stamps = ids.repeat(2), times.repeat(2)
     target(twice, torch.arange(len(twice) + 1), timestamps=stamps).sum().backward()
 
@@ -125,7 +125,7 @@ def test_counts_and_timestamps(ranks: int, tmp_path: Path) -> None:
     assert columns["count"].tolist() == [101, 102, 0, 104, 105]
     assert columns["timestamp"][:4].tolist() == [500, 510, 520, 400]
     assert view.clocks()["timestamp"] == 530
-    assert view.evict() == 1  # at 400; the fifth has no timestamp
+    assert view.evict() == 1  # evicts id 4, with timestamp 400; id 5 has no timestamp
     assert sorted(view.ids().tolist()) == [1, 2, 3, 5]
 
 
