@@ -29,14 +29,14 @@ def jagged(
 def random_bags(
     rng: np.random.Generator, keys: Sequence[str], ids: int, batch_size: int = 5, longest: int = 4
 ) -> dict[str, list[list[int]]]:
-    """Draws `batch_size` bags for each key: up to `longest` ids below `ids`, and some bags empty."""
+    """Draws `batch_size` bags for each key: up to `longest` ids below `ids`; some bags are empty."""
     return {
         key: [rng.integers(0, ids, rng.integers(0, longest + 1)).tolist() for _ in range(batch_size)] for key in keys
     }
 
 
 def random_weights(rng: np.random.Generator, bags: Bags) -> dict[str, list[list[float]]]:
-    """Draws a normal weight for each id of `bags`."""
+    """Draws a normally distributed weight for each id of `bags`."""
     return {key: [rng.normal(size=len(bag)).tolist() for bag in every] for key, every in bags.items()}
 
 
@@ -46,14 +46,16 @@ def numbered(count: int, start: int = 0) -> KeyedJaggedTensor:
 
 
 def single_ids(ids: Sequence[int], feature: str = "f0") -> KeyedJaggedTensor:
-    """Builds a batch with one id per sample, so that a pooled output is the rows themselves."""
+    """Builds a batch with one id per sample, so that the pooled output consists of the rows themselves."""
     return jagged({feature: [[i] for i in ids]})
 
 
 def variable_batch(
     rng: np.random.Generator, keys: Sequence[str], ids: int, weighted: bool = False, inverse: bool = True
 ) -> KeyedJaggedTensor:
-    """Draws one to five bags of each key, of up to three ids, shared by six samples with inverse indices."""
+    """Draws one to five bags for each key, with up to three ids each; six samples share them through inverse
+    indices.
+    """
     sizes = rng.integers(1, 6, len(keys)).tolist()
     lengths = rng.integers(0, 4, sum(sizes))
     count = int(lengths.sum())
@@ -70,7 +72,7 @@ def variable_batch(
 
 
 def expanded(batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Builds the batch in which every sample has its own bags."""
+    """Builds the equivalent batch in which every sample has bags of its own."""
     names, inverse = batch.inverse_indices()
     values, lengths = [], []
     for key, bags in zip(names, inverse.tolist(), strict=True):

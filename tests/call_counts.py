@@ -1,4 +1,4 @@
-"""Counts the calls inside the package that a piece of work makes."""
+"""Counts the calls of the package's functions during a piece of work."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class CallCounter:
 
     Attributes:
         calls: Python calls.
-        entries: calls from another file, by file.
+        entries: calls of functions of a file from other files, by file.
         classes: classes whose methods ran.
-        engine: calls of the engine, by name.
-        left_out: files and folders that do not count.
+        engine: calls of the engine, by function name.
+        left_out: files and folders whose calls are not counted.
     """
 
     left_out: tuple[str, ...] = ()
@@ -68,7 +68,9 @@ class CallCounter:
             self._open = False
 
     def check(self, *, calls: int, classes: int, cache: int, step: int) -> None:
-        """Fails if there are more calls, classes, or entries into the two files `CACHE` and `STEP` than given."""
+        """Fails if there were more calls, classes, or entries into the files `CACHE` and `STEP` than the
+        arguments allow.
+        """
         assert self.calls <= calls, (self.calls, self.entries)
         assert len(self.classes) <= classes, sorted(self.classes)
         assert self.entries[CACHE] <= cache, self.entries

@@ -1,7 +1,8 @@
 """Builds collections, their configs and optimizers for tests of all folders; see batches.py and training.py as well.
 
-`apply(bags_collection(device, bag_config(...)), torch.optim.Adam)` is a collection that trains; `EACH_KIND` gives
-a test both kinds of collection. embeddings.py does the same for a `TableBatchedEmbedding`, without TorchRec.
+`apply(bags_collection(device, bag_config(...)), torch.optim.Adam)` returns a collection that can be trained.
+`EACH_KIND` runs a test with both kinds of collection. embeddings.py does the same for a `TableBatchedEmbedding`,
+without TorchRec.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Collection = TypeVar("Collection", bound=torch.nn.Module)
 FIELDS: dict[str, Any] = {
     "num_embeddings": 40,
     "embedding_dim": 4,
-    "initializer_type": rst.InitializerType.UNIFORM,  # the default, which warns where it is not set explicitly
+    "initializer_type": rst.InitializerType.UNIFORM,  # the default initializer, which warns unless it is set explicitly
 }
 
 
@@ -51,12 +52,12 @@ def index_sequence_config(name: str = "t0", features: Sequence[str] = ("f0",), *
 
 
 def capacity_config(name: str = "t0", features: Sequence[str] = ("f0",), **fields: Any) -> rst.HashEmbeddingBagConfig:
-    """Builds the config of a pooled hash table with a maximal number of ids, all of it on the device."""
+    """Builds the config of a pooled hash table with a maximum number of ids, stored completely on the device."""
     return rst.HashEmbeddingBagConfig(name=name, feature_names=list(features), **{**FIELDS, **fields})
 
 
 def capacity_collection(device: torch.device | None, *configs: Any, **options: Any) -> rst.HashEmbeddingBagCollection:
-    """Builds a collection of `configs`, or of one `capacity_config`, seeded by torch's generator."""
+    """Builds a collection of `configs`, or of one `capacity_config`; its seed is drawn from torch's generator."""
     return rst.HashEmbeddingBagCollection(list(configs) or [capacity_config()], device=device, **options)
 
 
@@ -77,9 +78,9 @@ class Kind:
     """A kind of collection, pooled or sequence, as a parameter of tests.
 
     Attributes:
-        collection: makes a collection.
-        config: makes the config of a hash table.
-        index: makes the config of an index table.
+        collection: builds a collection.
+        config: builds the config of a hash table.
+        index: builds the config of an index table.
     """
 
     name: str
@@ -97,12 +98,12 @@ EACH_KIND = pytest.mark.parametrize("kind", [POOLED, SEQUENCE], ids=str)
 
 
 def apply(collection: Collection, optimizer: type = torch.optim.SGD, *, window: int = 1, **kwargs: Any) -> Collection:
-    """Applies `optimizer` (SGD with lr 0.5) to every parameter; returns the collection.
+    """Applies `optimizer` (default: SGD with lr 0.5) to every parameter; returns the collection.
 
     Args:
         collection: the module whose parameters are trained.
         optimizer: a class of torch or TorchRec.
-        window: backward passes of an update; more than one needs the class `rec_sdk_torch.Accumulate*`.
+        window: backward passes per update; more than one require a class `rec_sdk_torch.Accumulate*`.
         kwargs: keywords of the optimizer.
     """
     options = {"lr": 0.5, **kwargs}

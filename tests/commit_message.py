@@ -21,7 +21,7 @@ def third_person() -> set[str]:
 
 
 def problem(message: str) -> str | None:
-    """Returns what is wrong with a message; None if it can stay."""
+    """Returns what is wrong with a commit message; None if nothing is."""
     summary, *body = [line.rstrip() for line in message.splitlines() if not line.startswith("#")] or [""]
     if summary.startswith(GIT):
         return None
@@ -39,7 +39,7 @@ def problem(message: str) -> str | None:
 
 
 def main() -> int:
-    """Prints what is wrong with the message in the file; returns 1 if something is."""
+    """Prints what is wrong with the message in the file; returns 1 if anything is wrong, else 0."""
     found = problem(Path(sys.argv[1]).read_text())
     if found is not None:
         print(f"commit message: {found}; see CONTRIBUTING.md", file=sys.stderr)

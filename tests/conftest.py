@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def has_room(folder: Path) -> bool:
-    """Returns whether programs can run from `folder` and it has 8 GiB free."""
+    """Returns whether `folder` has 8 GiB of free space and allows programs to be executed from it."""
     return (
         folder.is_dir()
         and shutil.disk_usage(folder).free > 8 << 30
@@ -53,7 +53,7 @@ def has_room(folder: Path) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if has_room(MEMORY):
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
-    os.environ["PYTHONFAULTHANDLER"] = "1"  # ranks print a traceback when they are aborted
+    os.environ["PYTHONFAULTHANDLER"] = "1"  # makes processes of ranks print a traceback when they abort
     config.addinivalue_line("markers", "full: repetition, many seconds or much memory; runs with --full")
     config.pluginmanager.register(Durations(), "times")
     config.addinivalue_line("markers", "contents: bad contents of index tensors, which only the CPU looks for")
@@ -81,10 +81,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(autouse=True)
 def _process_stays() -> Iterator[None]:
-    """Fails a test that changes state of the whole process.
+    """Fails a test that leaves state of the whole process changed.
 
-    Later tests would show it: torch's bits can depend on the number of threads, and compat changes defaults of
-    collections.
+    Such a change could affect later tests: torch's results can depend on the number of threads, and compat changes
+    the defaults of collections.
     """
     before = torch.get_num_threads(), "rec_sdk_torch.compat" in sys.modules
     yield
@@ -93,7 +93,7 @@ def _process_stays() -> Iterator[None]:
 
 
 class WithoutTorchRec(pytest.Module):
-    """A test file that cannot be imported."""
+    """A test file that is skipped because it needs TorchRec, which is not installed."""
 
     def collect(self) -> list[pytest.Item]:
         pytest.skip(f"{self.path.name}: torchrec is not installed", allow_module_level=True)
@@ -114,7 +114,7 @@ def imports_torchrec(path: Path) -> bool:
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Skips test files that need TorchRec where it is not installed; operators and engine are tested without it."""
+    """Skips test files that need TorchRec, if it is not installed; tests of operators and the engine still run."""
     if find_spec("torchrec") or not imports_torchrec(module_path):
         return None
     module: pytest.Module = WithoutTorchRec.from_parent(parent, path=module_path)

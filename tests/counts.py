@@ -9,7 +9,7 @@ NO_SUMS = {"plan_us", "wait_us", "largest_batch", "pinned_rows", "evicted_waitin
 
 
 def exact_counts(tables: Any) -> dict[str, int]:
-    """Returns the entries of `cache_stats` that are sums over batches, for a collection or an embedding."""
+    """Returns those entries of a collection's or embedding's `cache_stats` that are sums over batches."""
     return sums(tables.cache_stats())
 
 

@@ -1,7 +1,7 @@
 """Builds CMake projects and runs their C++ unit tests.
 
-Build folders are kept in build/tests, so that only changed files are compiled again. A lock per folder keeps two
-processes from building in it at once. ccache is used where it is installed.
+Build folders are kept in build/tests, so that only changed files are compiled again. A lock per folder prevents two
+processes from building in the same folder at once. ccache is used if it is installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENGINE = BUILD / f"engine-{sys.implementation.cache_tag}"
 
 @dataclass(frozen=True)
 class Tree:
-    """A CMake project of tests, and the folder in build/tests in which it is built.
+    """A CMake project of tests, and its build folder in build/tests.
 
     Attributes:
         name: the build folder's name; each set of options needs its own.
@@ -62,8 +62,8 @@ class Tree:
             part: folder of the project whose tests run; "" for all.
             config: supplies `--full` and the day that seeds random tests.
             only: regular expression for names of tests; by default all run.
-            together: number of tests that run at once.
-            variables: environment variables to set; nothing is preloaded.
+            together: number of tests that run in parallel.
+            variables: environment variables to set; no library is preloaded.
         """
         variables["REC_SDK_TESTS_DAY"] = str(config.getoption("--day"))
         if config.getoption("--full"):
@@ -83,8 +83,10 @@ PLAIN = Tree("plain", options=[f"-DREC_SDK_ENGINE_TREE={_ENGINE}"] if _ENGINE.ex
 
 
 def parameters(request: pytest.FixtureRequest, name: str) -> list[str]:
-    """Returns the values of a parameter over this session's tests that use the requesting fixture, to build for all of
-    them.
+    """Returns all values of a parameter in this session's tests that use the requesting fixture.
+
+    The fixture then builds for all of these tests at once.
+
     """
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     users = [item for item in items if request.fixturename in item.fixturenames]
@@ -94,7 +96,7 @@ def parameters(request: pytest.FixtureRequest, name: str) -> list[str]:
 def build_cpp(
     source: Path, build: Path, *options: str, targets: Sequence[str] = ("all",)
 ) -> subprocess.CompletedProcess[str]:
-    """Builds the project in `source`; returns the result of CMake if it fails, else the compiler's."""
+    """Builds the project in `source`; returns CMake's completed process if it fails, else the compiler's."""
     build.mkdir(parents=True, exist_ok=True)
     if not (build / "build.ninja").exists():
         ninja = Path(pytest.importorskip("ninja").BIN_DIR) / "ninja"

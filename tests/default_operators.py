@@ -1,4 +1,4 @@
-"""Replaces kernels by the operators in plain torch, in this process: `--operators default` of conftest.py.
+"""Replaces kernels by the default operators, which are written in plain torch: conftest.py's `--operators default`.
 
 The operator tests then run as they would on a device that has no kernel yet.
 """
@@ -31,6 +31,6 @@ def stand_in(device: str) -> None:
     library = torch.library.Library("rec_sdk", "IMPL", "CPU")
     _kept.append(library)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # overriding a registered kernel warns
+        warnings.simplefilter("ignore")  # torch warns when a registered kernel is overridden
         for name in KERNELS:
             library.impl(name, functools.partial(calls._load_and_call, name))

@@ -1,7 +1,7 @@
 """Builds `TableBatchedEmbedding`s and trains them, without TorchRec, for tests of all folders.
 
-`embedding_of(TableConfig("t", 100, 4), cache=8)` is a `TableBatchedEmbedding` that trains; `train(embedding, [1], [2])`
-trains it on two batches. collection_factory.py does the same for collections.
+`embedding_of(TableConfig("t", 100, 4), cache=8)` returns a `TableBatchedEmbedding` that can be trained;
+`train(embedding, [1], [2])` trains it on two batches. collection_factory.py does the same for collections.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def embedding_of(
 
     Args:
         tables: table configs.
-        optimizer: a class and its keywords, or a `TableOptimizer`; None: no optimizer yet.
+        optimizer: a class and its keywords, or a `TableOptimizer`; with None, tables have no optimizer yet.
         seed: seed of the initial weights.
         options: options of the embedding, such as `cache` and `device`.
     """
@@ -45,7 +45,7 @@ def one_table(
         device: device of the cache.
         rows: `num_embeddings` of the table.
         dim: `embedding_dim` of the table.
-        optimizer: a class and its keywords; None: no optimizer yet.
+        optimizer: a class and its keywords; with None, the table has no optimizer yet.
         options: further fields of the table's config, and options of the embedding.
     """
     names = options.keys() & {field.name for field in fields(TableConfig)}
@@ -54,8 +54,8 @@ def one_table(
 
 
 def windowed(optimizer: str, window: int, **options: Any) -> Optimizer:
-    """Returns a class of `torch.optim` and its keywords; for a window of several backward passes its class
-    `Accumulate*`.
+    """Returns a class of `torch.optim` and its keywords. For a window of several backward passes, the class is the
+    corresponding `Accumulate*`.
     """
     if window == 1:
         return getattr(torch.optim, optimizer), options
@@ -70,9 +70,9 @@ def train(
 
     Args:
         embedding: a `TableBatchedEmbedding`, or a callable with the same arguments.
-        batches: ids, table by table.
-        bag: ids per bag; 0: each table has one bag.
-        square: the loss is the sum of squares.
+        batches: ids of each batch, table by table.
+        bag: ids per bag; with 0, each table has one bag.
+        square: whether the loss is the sum of squares.
         signals: clicks, timestamps or weights of each batch.
 
     Returns:
@@ -94,5 +94,5 @@ def ids_of(embedding: TableBatchedEmbedding, table: str = "t") -> list[int]:
 
 
 def weights_of(embedding: TableBatchedEmbedding, ids: Iterable[int], table: str = "t") -> torch.Tensor:
-    """Returns the weights of `ids` as a save stores them, including the initial weights of ids without a row."""
+    """Returns the weights of `ids` as a save would store them; ids without a row have their initial weights."""
     return embedding.view(table).read(torch.tensor(list(ids), dtype=torch.int64), ["weight"]).parts["weight"]

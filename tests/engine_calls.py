@@ -1,4 +1,4 @@
-"""Calls of the host engine that several test files use."""
+"""Helpers that call the host engine, for several test files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Pytest plugin (registered by conftest.py) that prints the seconds of each test folder, and the tests not run.
+"""Pytest plugin (registered by conftest.py) that prints the seconds of each test folder, and how many tests were left
+out.
 
-Its budget, in budget.toml, is the time a folder may take on two idle cores; the table marks folders over budget.
-Nothing fails by it, since other work on the machine makes any test slow.
+The budgets in budget.toml are the seconds that a folder may take on two idle cores; the table marks folders over
+budget. No test fails because of it, since other work on the machine makes any test slow.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ FILES = 8
 """The number of files in the table: the slowest ones."""
 
 
-@dataclass(eq=False)  # plugins are hashed
+@dataclass(eq=False)  # pytest requires hashable plugins
 class Durations:
     """The durations of a test run.
 
     Attributes:
         rooms: seconds by folder of tests, or "tests/*.py".
         files: seconds by file.
-        left: by file, the number of tests that only the full suite runs.
+        left: by file, number of tests that only the full suite runs.
     """
 
     rooms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -65,7 +66,7 @@ class Durations:
 
 
 def read_budgets(config: pytest.Config) -> dict[str, int]:
-    """Reads the seconds by folder for a run on the device; empty for the full suite."""
+    """Reads the budgets by folder for a run on the device; returns none for the full suite."""
     if config.getoption("--full"):
         return {}
     budgets: dict[str, dict[str, int]] = tomllib.loads((HERE / "budget.toml").read_text())

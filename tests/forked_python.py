@@ -1,7 +1,7 @@
 """Runs Python programs in processes that are forked from one that has imported torch.
 
-A process that imports torch and TorchRec is busy for three to four seconds first. Here the first use pays this once
-for all later tests. A test of how a process starts, imports, handles signals or ends has to start a new one.
+Importing torch and TorchRec takes three to four seconds. Here only the first use spends this time, once for all later
+tests. A test of how a process starts, imports, handles signals or exits must start a new process instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECONDS = 300
 def python(
     *arguments: str | Path, folder: Path | None = None, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python *arguments` in its own process; the arguments may begin with `-m`, `-c` or a file.
+    """Runs `python *arguments` in a forked process; the arguments may begin with `-m`, `-c` or a file.
 
     Args:
         arguments: the command line after `python`.
@@ -42,7 +42,7 @@ def python(
         The completed process, with its output.
 
     Raises:
-        subprocess.TimeoutExpired: it took longer than `SECONDS`.
+        subprocess.TimeoutExpired: the program took longer than `SECONDS`.
     """
     (done,) = _run([variables], list(map(str, arguments)), folder)
     return done
@@ -51,9 +51,7 @@ def python(
 def torchrun(
     count: int, *arguments: str | Path, folder: Path | None = None, **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `torchrun --standalone --nproc-per-node count *arguments`; returns the output of all ranks, one after the
-    other.
-    """
+    """Runs `torchrun --standalone --nproc-per-node count *arguments`; returns the concatenated output of all ranks."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -99,7 +97,7 @@ def _be(arguments: list[str], folder: str, environment: dict[str, str], outputs:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    if "OMP_NUM_THREADS" in environment:  # torch has read it by now
+    if "OMP_NUM_THREADS" in environment:  # torch has already read the variable, in the parent process
         import torch
 
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))

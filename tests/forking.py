@@ -1,4 +1,4 @@
-"""Runs work in a forked process, as `multiprocessing` and DataLoaders do."""
+"""Runs functions in forked processes, as `multiprocessing` and DataLoaders do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Child:
         self._pid, self._output = pid, output
 
     def result(self) -> str:
-        """Waits for the end; returns the result of `work` as text, or the type and message of its exception."""
+        """Waits until the process ends; returns the result of `work` as text, or the type and message of its
+        exception.
+        """
         with open(self._output) as output:
             text = output.read()
         _, status = os.waitpid(self._pid, 0)
@@ -35,7 +37,7 @@ class Child:
 
 
 def fork(work: Callable[[], object]) -> Child:
-    """Runs `work` in a newly forked process."""
+    """Starts `work` in a newly forked process; returns the process."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
@@ -45,7 +47,7 @@ def fork(work: Callable[[], object]) -> Child:
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(SECONDS)
-        torch.set_num_threads(1)  # threads of the parent do not exist in the child
+        torch.set_num_threads(1)  # the parent's threads do not exist in the child, so torch must not use them
         try:
             text = str(work())
         except BaseException as error:

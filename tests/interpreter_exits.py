@@ -1,6 +1,6 @@
 """Runs interpreters up to their regular exit, each forked from a process that has already imported torch.
 
-`forked_python.python` gives processes that skip the interpreter's own shutdown, as `multiprocessing` does.
+Processes of `forked_python.python` skip the interpreter's own shutdown, as `multiprocessing` does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SECONDS = 120
 
 @dataclass(frozen=True)
 class Exit:
-    """The way an interpreter ended: its status (negative for a signal), and its output, stderr included."""
+    """The exit of an interpreter: its status (negative for a signal), and its output, including stderr."""
 
     number: int
     status: int
@@ -29,7 +29,7 @@ class Exit:
 
 
 class Interpreters:
-    """Interpreters that are forked from one process, which has imported a test module or torch."""
+    """Interpreters that are forked from a process that has already imported a test module or torch."""
 
     def __init__(self, module: str, **variables: str) -> None:
         """Starts the process that imports `module`; `variables` are added to its environment."""
@@ -38,7 +38,9 @@ class Interpreters:
         self._process = subprocess.Popen(command, **pipe, env=os.environ | variables, text=True)
 
     def run(self, code: str, count: int, folder: Path) -> list[Exit]:
-        """Runs `code` in `count` interpreters, one after the other; it can use the module, `number` and `folder`."""
+        """Runs `code` in `count` interpreters, one after another; the code can use the module, `number` and
+        `folder`.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([code, count, str(folder)]) + "\n")
@@ -51,7 +53,7 @@ class Interpreters:
 
 
 def _serve() -> tuple[str, int, str] | None:
-    """Returns (code, number, folder) in each forked process, and None in the parent at its end."""
+    """Forks a process for each request; returns (code, number, folder) in the child, and finally None in the parent."""
     for line in sys.stdin:
         code, count, folder = json.loads(line)
         ends = []

@@ -1,4 +1,4 @@
-"""Raises an interrupt at every point where Python checks for signals, and models the states that may result."""
+"""Raises an interrupt at any point where Python checks for signals, and models the states that may result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Interrupt(KeyboardInterrupt):
 
 @contextmanager
 def handler(number: int) -> Any:
-    """Makes the signal raise `Interrupt` within the block."""
+    """Installs a handler that raises `Interrupt` on the signal within the block."""
 
     def raise_interrupt(*_: object) -> None:
         raise Interrupt
@@ -40,12 +40,12 @@ def handler(number: int) -> Any:
 def strike(action: Callable[[], object], at: int) -> str | None:
     """Runs `action` and sends SIGINT at the `at`-th point (from 1) where Python checks for signals in the main thread.
 
-    These points are the entry of a Python function and the return of a C function, whose result a handler's exception
-    replaces. The signal is a real one, sent to the process: a handler may defer it. Masking it in the main thread does
-    not help, since another thread then takes it.
+    These points are the entry of a Python function and the return of a C function; an exception of the handler replaces
+    the C function's result. The signal is sent to the whole process, so code under test may defer it with a handler of
+    its own, but cannot avoid it by masking it in the main thread: another thread would receive it.
 
     Returns:
-        The point at which it struck; None if the action ended before that point.
+        The point at which the signal struck; None if the action ended before that point.
 
     Raises:
         AssertionError: the current stream has changed afterwards.
@@ -73,7 +73,8 @@ def strike(action: Callable[[], object], at: int) -> str | None:
             action()
         except Interrupt:
             pass
-        except RuntimeError as error:  # of threading.Condition, struck between the release of its lock and the wait
+        # raised if the signal strikes threading.Condition between the release of its lock and the wait
+        except RuntimeError as error:
             if "release unlocked lock" not in str(error) or "threading.py" not in str(struck):
                 raise
         finally:
@@ -96,7 +97,7 @@ class TrainingState:
         pending: pending gradients in the accumulation buffer, float32 `[rows, D]`.
         known: whether a row exists in its table (always for an index table), bool `[rows]`.
         backwards: backward passes since the last update.
-        t: updates; None in an observed state, in which only the next update shows it.
+        t: number of updates; None in an observed state, since only the next update would reveal it.
     """
 
     weights: tuple[np.ndarray, ...]
@@ -143,14 +144,14 @@ class TrainingState:
         return replace(self, weights=weights, sums=sums, pending=zeros, backwards=0, t=t)
 
     def difference(self, other: TrainingState) -> str:
-        """Describes differences in weights and known rows, and in sums and t where `other` has them; "" if equal."""
+        """Describes differences in weights, known rows and, if `other` has them, sums and t; "" if there are none."""
         found = []
         for table, (a, b) in enumerate(zip(self.weights, other.weights, strict=True)):
             rows = np.flatnonzero((a != b).any(axis=1) | np.isnan(b).any(axis=1))
             if len(rows):
                 row = rows[0]
                 found.append(f"table {table}: {len(rows)} rows, such as {row}: {b[row][:3]}, not {a[row][:3]}")
-        for table, (a, b) in enumerate(zip(self.sums, other.sums, strict=False)):  # none, or all
+        for table, (a, b) in enumerate(zip(self.sums, other.sums, strict=False)):  # an observed state has no sums
             rows = np.flatnonzero((a != b).any(axis=1))
             if len(rows):
                 found.append(f"table {table}: the sum of row {rows[0]} is {b[rows[0]][:3]}, not {a[rows[0]][:3]}")
@@ -172,7 +173,7 @@ Change = Callable[[TrainingState], TrainingState]
 
 @dataclass
 class PossibleStates:
-    """The states that a training run may have: several after an interrupt, until the state is observed."""
+    """The states in which a training run may be: several after an interrupt, until the state is observed."""
 
     moments: list[TrainingState]
     log: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Writes full saves of several layers, as a writer that lets training continue may leave them."""
+"""Writes full saves of several layers, a form that a save written during training may have."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rec_sdk_torch.saves.save.rank_writer import RankFiles
 
 
 def write_layered(saves: Path, target: Path, *, packed: bool) -> Path:
-    """Writes the latest chain in `saves` as one full save in `target`, a layer for each save.
+    """Writes the latest chain in `saves` as one full save in `target`, with a layer for each save of the chain.
 
     Args:
-        packed: all files lie in one pack.
+        packed: whether all files are in one pack.
     """
     chain = chain_of(latest_save(saves))
     folder = target / "20260102030405"

@@ -1,4 +1,6 @@
-"""Reference for admission and eviction of ids in one table, in plain Python, see docs/admission_eviction.md."""
+"""Reference for admission and eviction of ids in one table, in plain Python; docs/admission_eviction.md states
+the rules.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,8 @@ class LifecycleReference:
     most: int = 0  # timestamps above this are ignored
     waiting: set[int] = field(default_factory=set)  # rows with gradients in the accumulation buffer
     evicted: int = 0
-    reasons: dict[int, EvictReason] = field(default_factory=dict)  # of the rows evicted at the last end of a step
-    sketch: Sketch | None = None  # replaces the candidates
+    reasons: dict[int, EvictReason] = field(default_factory=dict)  # reasons for the evictions of the last step
+    sketch: Sketch | None = None  # if present, counts ids without a row instead of `candidates`
     coin: Coin | None = None
 
     def __post_init__(self) -> None:
@@ -82,7 +84,10 @@ class LifecycleReference:
         return alpha * one.count + beta * one.clicks
 
     def admitted(self, one: IdCounts) -> bool:
-        """Returns whether a candidate gets a row; random draws for admission by probability precede this call."""
+        """Returns whether a candidate gets a row.
+
+        Any random draws for admission by probability were made before this call.
+        """
         chance = isinstance(self.admission, (rules.Probability, type(None)))
         return chance or self.admission_score(one) >= self.admission.threshold
 
@@ -100,7 +105,7 @@ class LifecycleReference:
         self.latest = max([self.latest, *(each for each in timestamps if each <= self.most)])
 
     def batch(self, ids: np.ndarray, clicks: np.ndarray, timestamps: np.ndarray, *, seen: bool = False) -> None:
-        """Counts a training batch: every lookup of the table, in order.
+        """Counts the ids of a training batch, lookup by lookup in order.
 
         Args:
             ids: the ids.
@@ -156,7 +161,7 @@ class LifecycleReference:
         return EvictReason.IDLE if idle and self.batches - one.last_use >= idle.batches else None
 
     def _over_bound(self, all_of: dict[int, IdCounts], leaving: set[int], held: set[int], by_score: bool) -> set[int]:
-        """Returns the ids to evict so that at most `max_rows` remain, those with the least score first."""
+        """Returns the ids to evict, lowest scores first, so that at most `max_rows` rows remain."""
         most, staying = self.most_rows, [i for i in all_of if i not in leaving or i in held]
         if not most or len(staying) <= most:
             return set()
@@ -169,7 +174,7 @@ class LifecycleReference:
         return set(free[: len(staying) - (most - most // 8)])
 
     def end_step(self, in_flight: set[int]) -> list[int]:
-        """Ends a training step; returns the evicted ids. `in_flight`: ids of batches that are not updated yet."""
+        """Ends a training step; returns the evicted ids. `in_flight`: ids of batches whose update is still to come."""
         self.steps += 1
         interval, share = self.rules.every, self.rules.rule(rules.Share)
         ends = bool(interval) and self.steps % interval == 0

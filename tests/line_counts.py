@@ -1,7 +1,7 @@
-"""Counts the lines of text in each folder of the repository, and prints them beside the budgets of budget.toml.
+"""Counts the lines of text in each folder of the repository, and prints them together with the budgets of budget.toml.
 
-A room is a folder in one of `SPLIT`, or another folder or file at the top level. A room over its budget is marked in
-the table; nothing fails.
+A room is a subfolder of one of the folders `SPLIT`, or any other folder or file at the top level. The table marks
+rooms over their budget; no check fails because of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def room_of(path: str) -> str:
 
 
 def count_lines(root: Path) -> Counter[str]:
-    """Counts the lines of each room, over all text files that git tracks in `root`; empty where git tracks none."""
+    """Counts the lines of each room over all text files that git tracks in `root`; returns none if git tracks none."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, check=False, capture_output=True, text=True).stdout
     lines: Counter[str] = Counter()
     for path in filter(None, listed.split("\0")):

@@ -1,4 +1,4 @@
-"""The optimizers under test, one row each: the arguments of the tests and the reference to compare with."""
+"""The optimizers under test, one row each, with test arguments and a reference implementation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rec_sdk_torch.tbe import TableOptimizer
 
 @dataclass(frozen=True)
 class Row:
-    """An optimizer in tests.
+    """An optimizer under test.
 
     Attributes:
         name: the row's name in tests and scenarios.
         cls: qualified name of a class that selects the optimizer.
-        reference: the class itself, if it is one of torch's, or its formula on rows.
+        reference: the class itself if it is torch's, else its formula, applied to rows.
         options: keywords that select the optimizer. They keep its formula well conditioned: a large `eps` shows
             wherever it belongs, and keeps the first step of Adam, lr * g / (|g| + eps), from magnifying the rounding of
             a gradient whose terms cancel.
         tolerance: relative and absolute tolerance of float32 against the reference in float32 after 20 updates.
         extremes: sets of keywords for tests with extreme numbers; those tests add betas, eps and lr where a set lacks
             them.
-        exact: what the tests with extreme numbers compute in float64, if not the reference.
+        exact: the implementation that tests with extreme numbers run in float64, if not `reference`.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Row:
         return formulas.on_rows_by(self.reference, self.states)([weight], **options)
 
     def class_of(self, window: int) -> type:
-        """Returns its class, or its Accumulate class for a window of several backward passes."""
+        """Returns the optimizer's class, or its Accumulate class for a window of several backward passes."""
         return class_named(self.spec.accumulate_class if window > 1 else self.cls)
 
 
 def class_named(name: str) -> type:
-    """Imports the class; for a class of TorchRec, which need not be installed, creates one with its name."""
+    """Imports the class; if it is TorchRec's and TorchRec is not installed, creates a class with its name."""
     module, _, short = name.rpartition(".")
     if "torchrec" in module:
         return type(short, (), {"__module__": module})
@@ -146,8 +146,9 @@ def _counted(rates: str) -> Row:
 
 def _rmsprop(kind: dict[str, Any]) -> Row:
     options = {"lr": 0.05, "alpha": 0.9, "eps": 1e-2, "weight_decay": 0.1, "maximize": True, **kind}
-    alphas = (1e-3, 0.9, 0.999999) if "centered" in kind else (0.0, 1e-3, 0.9, 0.999999)  # alpha 0 leaves no variance
-    eps = {"eps": 1e-8} if "centered" in kind else {}  # without eps, a variance that underflows divides by 0
+    # with alpha 0, the centered variance would be 0
+    alphas = (1e-3, 0.9, 0.999999) if "centered" in kind else (0.0, 1e-3, 0.9, 0.999999)
+    eps = {"eps": 1e-8} if "centered" in kind else {}  # avoids a division by 0 if the variance underflows
     extremes = tuple(
         {"alpha": alpha, **kind, **eps, **more}
         for alpha in alphas

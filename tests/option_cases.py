@@ -1,6 +1,6 @@
-"""Every option of a table and of an embedding, and what happens to it in copies, shards, saves and other modules.
+"""Every option of a table and of an embedding, and its expected value in copies, shards, saves and other modules.
 
-A new option is missing here until each of these has an entry for it, and the tests that read these tables fail.
+The tests that read these tables fail until a new option has an entry for each of these cases.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ SAME: Any = object()
 
 @dataclass(frozen=True)
 class Absent:
-    """The option is not transferred: the model has its default; or the rows are loaded into tables without it."""
+    """The option is not transferred: the result has the option's default, or the rows are loaded into tables
+    without it.
+    """
 
     why: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Such tables are refused with a RuntimeError."""
+    """Tables with the option are refused with a RuntimeError."""
 
     message: str
 
@@ -63,7 +65,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Replaced:
-    """The option has another value afterwards: a fixed one, or one computed from the rank and its device."""
+    """The option has another value in the result: a fixed value, or a value computed from the rank and its device."""
 
     value: Any
 
@@ -73,13 +75,13 @@ KEPT = Replaced(SAME)
 
 @dataclass(frozen=True)
 class Arguments:
-    """Constructor arguments that set the option to its value, or to another one.
+    """Constructor arguments that set the option to its example value, or to another value.
 
     Attributes:
         arguments: arguments of FBGEMM's module or of a collection.
         table: fields of the table's config.
-        config, collection: names of their classes.
-        value: the value that the option then has.
+        config, collection: names of the classes of the config and the collection.
+        value: the value that the option has with these arguments.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -97,14 +99,14 @@ class Option:
     """An option with an example value that is not its default, and the expected results.
 
     Attributes:
-        value: the example.
+        value: the example value.
         loaded: expectation after loading a state dict or a save of an embedding, or a pair of both.
         collection: the arguments in collections of Rec SDK and of this package.
         fbgemm: the arguments in FBGEMM's module.
         shard: expectation for the tables on one of two ranks, sharded by row.
         copy: expectation for a copy of an embedding and of a collection.
-        beside: further fields of the table, which the value needs.
-        set_up: sets the option on an embedding or a collection, if it is no constructor argument.
+        beside: further fields of the table's config that the value requires.
+        set_up: sets the option on an embedding or a collection, if the option is no constructor argument.
     """
 
     value: Any
@@ -127,7 +129,7 @@ class Option:
 
 
 def expected(option: Option, answer: Arguments | Replaced, rank: int = 0, device: torch.device | None = None) -> Any:
-    """Returns the expected value of the option; `rank` and `device` are those where the shard is placed."""
+    """Returns the expected value of the option; `rank` and `device` are the rank and device of the shard."""
     if answer.value is SAME:
         return option.value
     return answer.value(rank, device) if callable(answer.value) else answer.value
@@ -174,7 +176,7 @@ TABLE: dict[str, Option] = {
         of_table(embedding_dim=8),
         Arguments({"dim": 8}),
     ),
-    # one feature per rank
+    # a shard has one feature per rank
     "num_features": Option(
         3,
         ROWS_ALONE,
@@ -182,7 +184,7 @@ TABLE: dict[str, Option] = {
         Arguments({"feature_table_map": [0, 0, 0]}),
         shard=Replaced(WORLD_SIZE),
     ),
-    # rows are pooled on the rank that has the bag
+    # the rank that has the bag pools its rows, so the shard returns single rows
     "pooling": Option(
         Pooling.MEAN,
         (ROWS_ALONE, Stored(lambda table: Pooling(table.pooling))),
@@ -190,7 +192,7 @@ TABLE: dict[str, Option] = {
         Arguments({"pooling_mode": PoolingMode.MEAN}),
         shard=Replaced(Pooling.NONE),
     ),
-    # ids of a rank are not its row numbers
+    # a shard is a hash table, since the ids of a rank are not its row numbers
     "hashed": Option(
         False,
         (Stored(lambda state: "t.ids" in state), Stored(lambda table: table.hashed)),
@@ -352,7 +354,7 @@ def default_of(name: str) -> Any:
 
 
 def make_embedding(name: str, *, without: bool = False) -> TableBatchedEmbedding:
-    """Builds an embedding of one table with the option by its public constructor; `without`: with its default."""
+    """Builds an embedding of one table with the option set, or with the option's default if `without` is true."""
     option = OPTIONS[name]
     owner, _, attribute = name.partition(".")
     table: dict[str, Any] = {"name": "t", "num_embeddings": 50, "embedding_dim": 4, **option.beside}

@@ -1,7 +1,7 @@
 """Makes torch's OpenMP threads sleep while they wait; imported before torch.
 
-By default they spin, which is faster only if each has its own core. With two test processes on two cores, some files
-took six times as long.
+By default, waiting threads spin, which is faster only if each thread has a core of its own. With two test processes on
+two cores, some test files took six times as long with spinning threads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reference optimizers on the rows that a sparse gradient names: torch's own, and documented formulas of the others.
+"""Reference optimizers for the rows that a sparse gradient names: torch's own, and documented formulas for others.
 
-The formulas are in docs/optimizers.md. States are `[n, D]`, or `[n, 1]` where there is one number per row.
+The formulas are in docs/optimizers.md. States are `[n, D]`, or `[n, 1]` if they have one number per row.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ def mean_square(g: Tensor) -> Tensor:
 
 
 def norm(rows: Tensor) -> Tensor:
-    """Returns the L2 norm of each row, `[n, 1]`; unlike torch's norm, it overflows when the squares do."""
+    """Returns the L2 norm of each row, `[n, 1]`; unlike torch's norm, it overflows if a square overflows."""
     return (rows * rows).sum(dim=1, keepdim=True).sqrt()
 
 
 def ratio(over: Tensor, under: Tensor) -> Tensor:
-    """Divides; returns 0 where the denominator is 0, unless the numerator has overflowed."""
+    """Divides; the result is 0 where the denominator is 0, unless the numerator has overflowed."""
     return torch.where((under == 0) & over.isfinite(), 0, over / under)
 
 
 class _TorchRowOptimizer(RowOptimizer):
-    """A torch optimizer applied to the rows that a gradient names; its step count is the table's."""
+    """A torch optimizer applied to the rows that a gradient names, with the table's step count."""
 
     cls: type[torch.optim.Optimizer]
 
@@ -74,7 +74,7 @@ class _TorchRowOptimizer(RowOptimizer):
         rows = torch.nn.Parameter(w.clone())
         optimizer = self.cls([rows], **{name: value for name, value in options.items() if name != "params"})
         state, for_all = optimizer.state[rows], self.state[self.weight].setdefault("for_all", {})
-        if t > 1 or state:  # else the class makes it in its first step
+        if t > 1 or state:  # at the first update, the class creates its state itself
             state.update(for_all | states, step=torch.tensor(t - 1, dtype=torch.float64))
         rows.grad = of_all_rows(g) if self.cls is torch.optim.SparseAdam else g
         optimizer.step()
@@ -90,7 +90,7 @@ def on_rows_by(torchs: type[torch.optim.Optimizer], states: tuple[str, ...]) -> 
 
 
 def of_all_rows(g: Tensor) -> Tensor:
-    """Returns a dense gradient as a sparse one."""
+    """Converts a dense gradient to a sparse gradient of all rows."""
     return torch.sparse_coo_tensor(torch.arange(len(g))[None], g, check_invariants=True)
 
 
@@ -113,7 +113,10 @@ class Adam(RowOptimizer):
 
 
 class SparseAdam(Adam):
-    """The formula of torch.optim.SparseAdam with the moments of Adam: torch's own lose digits where betas are small."""
+    """The formula of torch.optim.SparseAdam, with the moments computed as in Adam: torch's SparseAdam loses digits if
+    betas
+    are small.
+    """
 
     def direction(self, g: Tensor, states: States, t: int, options: Options) -> Tensor:
         b2, eps = options["betas"][1], options["eps"]
@@ -121,7 +124,7 @@ class SparseAdam(Adam):
 
 
 class CenteredRmsProp(RowOptimizer):
-    """The centered formula of torch.optim.RMSprop, with a variance that rounding does not make negative."""
+    """The centered formula of torch.optim.RMSprop, computed so that rounding cannot make the variance negative."""
 
     states = ("square_avg", "momentum_buffer", "grad_avg")
 
@@ -163,7 +166,8 @@ class LarsSgd(RowOptimizer):
 class RowWiseAdagrad(RowOptimizer):
     """Rowwise Adagrad with one accumulator per row: sum += mean(g * g).
 
-    L2 decay is added to the gradient before that; decoupled decay is applied with the learning rate.
+    With L2 decay, the decay term is added to the gradient before it is squared. Decoupled decay is applied with the
+    learning rate.
     """
 
     states = ("sum",)
@@ -181,7 +185,7 @@ class RowWiseAdagrad(RowOptimizer):
 
 
 class BoundedRowWiseAdagrad(RowWiseAdagrad):
-    """RowWiseAdagrad that afterwards scales rows longer than max_norm down to it."""
+    """RowWiseAdagrad that, after the update, scales rows longer than max_norm down to this norm."""
 
     def update(self, w: Tensor, g: Tensor, states: States, t: int, options: Options) -> None:
         super().update(w, g, states, t, options)
@@ -196,7 +200,7 @@ class EnsembleRowWiseAdagrad(BoundedRowWiseAdagrad):
 
     @torch.no_grad()
     def between(self, rows: Tensor) -> None:
-        """Updates the averages before the next update, for all `rows` of the table."""
+        """Updates the moving averages of all `rows` of the table, between two updates."""
         options, state = self.param_groups[0], self.state[self.weight]
         t = state["step"] + 1
         weight, average = self.weight[rows], state["sparse_ema"][rows]
@@ -233,12 +237,12 @@ class GloballyDecayedRowWiseAdagrad(RowWiseAdagrad):
 
 
 def count_update(count: Tensor, steps: Tensor, halflife: int) -> None:
-    """Decays a count over `steps` updates and adds one; half-life below 0: no decay, 0: decay to 0."""
+    """Decays a count over `steps` updates and adds one. A negative half-life means no decay; 0 means decay to 0."""
     count.mul_(0.5 ** (steps / halflife) if halflife > 0 else float(halflife < 0)).add_(1)
 
 
 class CountedRowWiseAdagrad(RowOptimizer):
-    """RowWiseAdagrad whose learning rate and decay of a row depend on how often the row was updated."""
+    """RowWiseAdagrad whose learning rate and decay for a row depend on how often the row was updated."""
 
     states = ("sum", "prev_iter", "row_counter")
     rowwise = states
@@ -273,7 +277,7 @@ class CountedRowWiseAdagrad(RowOptimizer):
 
 
 class CowClipRowWiseAdagrad(RowOptimizer):
-    """RowWiseAdagrad that clips each row's gradient to its count times a share of the weight's norm."""
+    """RowWiseAdagrad that clips each row's gradient to the row's count times a fraction of the norm of its weight."""
 
     states = ("sum", "prev_iter", "row_counter")
     rowwise = states
@@ -287,6 +291,6 @@ class CowClipRowWiseAdagrad(RowOptimizer):
         steps, count = missed_updates(states, t) + 1, states["row_counter"]
         count_update(count, steps, halflife)
         bound = count * (options["weight_norm_coefficient"] * norm(w)).clamp(min=options["lower_bound"])
-        clip = ratio(bound, norm(g)).fmin(torch.ones_like(bound))  # 1 of a NaN, as FBGEMM's
+        clip = ratio(bound, norm(g)).fmin(torch.ones_like(bound))  # a NaN becomes 1, as in FBGEMM
         step = lr * clip * g / (states["sum"].sqrt() + options["eps"])
         w -= step + lr * decay * w if mode == "decouple" else step

@@ -22,7 +22,9 @@ def random_bits(numbers: np.ndarray, dim: int) -> np.ndarray:
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype, random: np.ndarray) -> torch.Tensor:
-    """Rounds float32 `values` `[n, dim]` to `dtype`, from neighbours and probabilities rather than bits."""
+    """Rounds float32 `values` `[n, dim]` to `dtype`; computed from neighbours and probabilities, not by bit
+    operations.
+    """
     below = _toward_zero(values, dtype)
     nearest = values.to(dtype)
     largest = torch.finfo(dtype).max
@@ -31,7 +33,7 @@ def rounded(values: torch.Tensor, dtype: torch.dtype, random: np.ndarray) -> tor
     distance = (values.double() - below.double()).abs() / (above.double() - below.double()).abs()
     kept = 16 if dtype is torch.bfloat16 else 13
     chance = torch.from_numpy((random >> np.uint32(32 - kept)).astype(np.float64)) / 2**kept
-    # Computed in steps of the random number: the remainder, only nonzero for subnormal float16, is cut off.
+    # The probability is truncated to the resolution of the random number; only subnormal float16 has a remainder.
     up = torch.floor(distance * 2**kept) / 2**kept + chance >= 1
     by_chance = torch.where(up, above, below)
     return torch.where(values.abs() <= largest, by_chance, nearest)

@@ -1,4 +1,6 @@
-"""The AscendC kernels on emulated vector cores give the bits of the CPU kernels and break no hardware rule."""
+"""The AscendC kernels on emulated vector cores: results are bit-identical to the CPU kernels', and no hardware rule is
+broken.
+"""
 
 from __future__ import annotations
 

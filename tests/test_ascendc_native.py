@@ -8,5 +8,5 @@ from cpp_units import PLAIN
 
 def test_cpp_units(pytestconfig: pytest.Config) -> None:
     PLAIN.build("ascendc/all")
-    # Not in parallel: one of them prints times.
+    # The tests do not run in parallel, because one of them prints times.
     PLAIN.run("ascendc", pytestconfig, together=1)

@@ -1,7 +1,7 @@
 """Chinese pages match their English twins: headings, lists, code, tables, names, numbers, links.
 
-No machine can tell whether two sentences mean the same, so this compares what is equal in both languages. A change of
-one page alone is a difference unless only its words change.
+No program can decide whether two sentences mean the same, so the tests compare what must be equal in both languages.
+A change of only one of the pages is reported, unless it changes only words.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def in_english(page: str) -> str:
 
 
 def target(page: Path, link: str) -> tuple[str, int | str]:
-    """Returns (English page, index of the heading) for a link, which is the same in both languages."""
+    """Returns (English page, index of the heading) for a link; links of both languages have the same result."""
     if link.startswith("https://"):
         return link, 0
     path, _, anchor = link.partition("#")
@@ -150,7 +150,7 @@ def code(page: Path, section: Section) -> list[tuple[str, list[str]]]:
 
 
 def tables(page: Path, section: Section) -> list[list[str]]:
-    """Returns the rows of all tables; a cell is reduced to its quoted names, or kept if it is a plain number."""
+    """Returns the rows of all tables; a cell is reduced to its quoted names, or unchanged if it is a plain number."""
 
     def kept(cell: str) -> str:
         return cell if PLAIN.fullmatch(cell) else " ".join(names(cell))
@@ -177,7 +177,8 @@ SAME: dict[str, Callable[[Path, Section], object]] = {
 def half_width(page: Path) -> list[str]:
     """Returns the half-width marks beside Chinese characters, each with the text around it.
 
-    Code is transparent, comments of blocks are included: "缓存 `x`,`y` 等" has one such mark.
+    Inline code is skipped to find neighbours, so "缓存 `x`,`y` 等" has one such mark. Comments in code blocks are
+    included.
     """
     found = []
     for section in read(page):
@@ -192,7 +193,7 @@ def half_width(page: Path) -> list[str]:
 
 
 def alone(some: object, others: object) -> object:
-    """Returns the items that the other side lacks, for a message; all of them if only number or order differ."""
+    """Returns, for a message, the items that the other side lacks, or all items if only number or order differ."""
     if isinstance(some, list) and isinstance(others, list):
         return [item for item in some if item not in others] or some
     return some
@@ -282,7 +283,7 @@ def test_drawings_match_the_english_twin_with_chinese_labels(page: Path) -> None
 
 
 def test_the_index_has_every_page() -> None:
-    """The index lists each page in Chinese where it exists, else in English with a note."""
+    """The index lists each page in Chinese if it exists, else in English with a note."""
     listed = {os.path.normpath(f"docs/zh/{link}") for link in LINK.findall((ROOT / INDEX).read_text())}
     pages = {name(page) for page in [*TWINS, *(ROOT / "docs").glob("*.md")]} - {"docs/index.md"}
     translated = {in_english(name(page)) for page in TWINS}
@@ -360,7 +361,7 @@ def test_differences_are_reported(
 
 @pytest.fixture(name="site")
 def imported_site(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Imports the part of the site's build that is about Chinese, which does not need Sphinx."""
+    """Imports the part of the site's build that handles Chinese; this part does not need Sphinx."""
     monkeypatch.syspath_prepend(ROOT / "docs/_site")
     return importlib.import_module("chinese")
 

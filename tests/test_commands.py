@@ -1,4 +1,4 @@
-"""`python -m rec_sdk_torch` lists every command; each command has a detailed help and one-line errors."""
+"""`python -m rec_sdk_torch` lists every command; each command has a detailed help text and one-line errors."""
 
 from __future__ import annotations
 

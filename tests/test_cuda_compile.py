@@ -1,4 +1,4 @@
-"""Every CUDA kernel compiles for A100 and H100 without a warning where nvcc is installed, with or without a GPU.
+"""Every CUDA kernel compiles for A100 and H100 without a warning, if nvcc is installed; no GPU is needed.
 
 Compiling for one architecture takes half as long, so only the full suite compiles for both.
 """
@@ -28,9 +28,9 @@ PLANTED = {
 def machine_code(object_file: Path) -> set[int]:
     """Returns the architectures for which an object file has machine code, such as 80.
 
-    Its fat binaries are lists of entries with the header (16 bits: 1 for PTX, 2 for machine code; 16: version; 32:
-    bytes
-    of the header; 64: bytes that follow; 64: unused here; 32: minor and major version; 32: architecture).
+    The file's fat binaries are lists of entries. The header of an entry has these fields: 16 bits, 1 for PTX or 2 for
+    machine code; 16 bits, version; 32 bits, size of the header in bytes; 64 bits, number of bytes that follow; 64 bits,
+    unused here; 32 bits, minor and major version; 32 bits, architecture.
     """
     content = object_file.read_bytes()
     found: set[int] = set()

@@ -1,4 +1,4 @@
-"""The CUDA operators compile against the installed torch, even one without CUDA, with which they could not link."""
+"""The CUDA operators compile against the installed torch, even if it has no CUDA and they could not be linked."""
 
 from __future__ import annotations
 

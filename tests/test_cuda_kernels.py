@@ -1,4 +1,7 @@
-"""The CUDA kernels, run on the host thread by thread, give the bits of the CPU kernels and break no CUDA rule."""
+"""The CUDA kernels, run on the host thread by thread: results are bit-identical to the CPU kernels', and no CUDA rule
+is
+broken.
+"""
 
 from __future__ import annotations
 

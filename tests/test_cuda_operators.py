@@ -1,4 +1,4 @@
-"""The CUDA operators, called from Python without a GPU: dispatch, and kernels that are executed on the host."""
+"""The CUDA operators, called from Python without a GPU: their dispatch, and their kernels, executed on the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import rec_sdk_torch
 
 TESTS = Path(__file__).parent
 RUN = {
-    "ops": ["-k", "not threads_and_instruction_sets"],  # threads and instruction sets exist on the CPU only
+    # tests of threads and instruction sets, which apply only to the CPU's own kernels
+    "ops": ["-k", "not threads_and_instruction_sets"],
     "tbe/test_oracle.py tbe/test_dtypes.py": [],
 }
 

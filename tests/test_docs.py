@@ -1,4 +1,4 @@
-"""The documentation's Python runs and prints what it says; its links, paths and commands exist."""
+"""The documentation's Python code runs and prints what the pages show; links, paths and commands exist."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def blocks(page: Path) -> list[str]:
 
 
 def run(page: Path) -> list[tuple[str, str]]:
-    """Runs a page's blocks in order; returns (promised, printed) of every print with a comment."""
+    """Runs a page's blocks in order; returns (expected, printed) for every print call with a comment."""
     lines = page.read_text().splitlines()
     seen: list[tuple[str, str]] = []
 
@@ -66,13 +66,13 @@ def run(page: Path) -> list[tuple[str, str]]:
         exec(compile(block, str(page), "exec"), namespace)
     if "init_process_group" in page.read_text():
         namespace.clear()
-        gc.collect()  # with a group's threads, a process that a later test forks could not end
+        gc.collect()  # stops the threads of groups; otherwise a process forked by a later test would hang at exit
     return seen
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and "zh" not in name(page)], ids=name)
 def test_python_blocks_run_and_print_what_they_show(page: Path) -> None:
-    """Pages in Chinese have the same code as their twins, see tests/test_chinese.py."""
+    """Only English pages run: tests/test_chinese.py checks that the Chinese pages have the same code."""
     pytest.importorskip("torchrec")
     for promised, printed in run(page):
         assert printed.startswith(promised.removesuffix(" ..."))
@@ -92,7 +92,7 @@ def names_of(code: str) -> tuple[set[str], set[str]]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if len(blocks(page)) > 1 and "zh" not in name(page)], ids=name)
 def test_a_block_that_needs_an_earlier_one_says_so(page: Path) -> None:
-    """The paragraph before it says that it continues a block, or names what is above."""
+    """The paragraph before such a block says that it continues an earlier one, or names what was defined above."""
     before: set[str] = set()
     for block in BLOCK.finditer(page.read_text()):
         own, others = names_of(block[1])
@@ -109,7 +109,7 @@ def test_fences_have_a_language(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "README.md"], ids=name)
 def test_commands_exist(page: Path) -> None:
-    """Modules run by `python -m` and targets of make exist."""
+    """Every module after `python -m`, and every target after `make`, exists."""
     text = page.read_text()
     for module in re.findall(r"python[0-9.]* -m ((?:benchmarks|rec_sdk_torch|tests)[.a-z_]*[a-z])", text):
         place = ROOT.joinpath(*module.split("."))
@@ -137,7 +137,7 @@ def test_pages_and_paragraphs_are_short(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_paths_exist(page: Path) -> None:
-    rooms = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build"}  # tests that run later may create it
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build"}  # paths that later tests may create
     for path in PATH.findall(FENCED.sub("", page.read_text().replace("my_op", EXAMPLE))):
         if path.split("/")[0] in rooms and not PLACEHOLDER.search(path):
             assert list(ROOT.glob(path)), f"{name(page)} names {path}"
@@ -163,7 +163,7 @@ def test_former_addresses_lead_to_pages() -> None:
 
 @pytest.mark.parametrize("query", SEARCHES)
 def test_a_search_finds_the_page_that_answers(query: str) -> None:
-    """A heading has the word: the site's search lists headings first."""
+    """For each search word, a heading of the page contains it, since the site's search lists headings first."""
     page = SEARCHES[query]
     headings = re.findall(r"^#+ (.*)", (ROOT / page).read_text(), re.MULTILINE)
     assert any(re.search(rf"\b{query}", heading, re.IGNORECASE) for heading in headings), page
@@ -192,7 +192,9 @@ def text_of(page: str) -> str:
 
 
 def test_bytes_of_the_id_map() -> None:
-    """docs/memory.md states the bytes per id: least for a full map, most for one that has just grown by a quarter."""
+    """docs/memory.md states the bytes per id: the least for a full map, the most for a map that has just grown
+    by a quarter.
+    """
     header = "torch_npu_ext/engine/directory/id_map.h"
     lanes = constant(header, r"kLanes = (\d+);")
     full = constant(header, r"kLanes \* (\d+) / 25") / 25
@@ -222,7 +224,7 @@ def test_chunks_of_long_segments() -> None:
 
 
 def test_pages_state_the_effects_of_num_embeddings() -> None:
-    """README.md states that num_embeddings sizes the cache and sets the default range of the initial weights."""
+    """README.md states that num_embeddings determines the cache size and the default range of the initial weights."""
     from rec_sdk_torch.tbe import TableConfig
 
     assert TableConfig("t", 100, 4).init_range != TableConfig("t", 400, 4).init_range
@@ -241,7 +243,7 @@ def test_every_operator_is_documented() -> None:
 
 
 def test_every_optimizer_is_documented() -> None:
-    """Each class is in the table of formulas and in the table of keywords, where several may share a row."""
+    """Each class is in the table of formulas and in the table of keywords; several classes may share a row."""
     from rec_sdk_torch.formulas import SPECS
 
     text = (ROOT / "docs/optimizers.md").read_text()
@@ -259,7 +261,7 @@ def test_every_optimizer_is_documented() -> None:
 
 
 def messages() -> list[str]:
-    """Collects the strings of the package and of the engine, with … for each formatted value."""
+    """Collects the strings in the sources of the package and the engine, with … for each formatted value."""
     found = []
     for path in (ROOT / "rec_sdk_torch").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -274,7 +276,7 @@ def messages() -> list[str]:
 
 
 def test_every_message_of_the_faq_is_one_of_the_source() -> None:
-    """The fixed parts of each message occur in order in one string of the source."""
+    """The fixed parts of each message occur, in this order, in one string of the sources."""
     errors = (ROOT / "docs/faq.md").read_text().partition("\n## Warnings\n")[0]
     quoted = re.findall(r"^\| `([^`]+)` \|", errors, re.MULTILINE)
     assert len(quoted) > 30

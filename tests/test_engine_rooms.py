@@ -1,4 +1,4 @@
-"""Files of the host engine include only files of their own folder or lower ones, so that there is no cycle."""
+"""Files of the host engine include only files of their own folder or of lower folders, so there is no cycle."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def a_daemon_saves(number: int, folder: Path) -> None:
 
 
 def a_daemon_is_in_the_engine(number: int, _: Path) -> None:
-    """Calls the engine without a call that the package tracks."""
+    """Calls the engine directly, in a way that the package does not track."""
     engine = trained().groups[0].engine
     run_in_daemon_thread(lambda: engine.tables.row_count(0))
     sleep_shortly(number)
@@ -185,7 +185,7 @@ def scenes(*all_of_them: Scene) -> pytest.MarkDecorator:
 def test_threads_are_anywhere(
     interpreters: Interpreters, scene: Scene, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """Runs each scene four times; two hundred times in the full suite."""
+    """Runs each scene four times, or two hundred times in the full suite."""
     check_exits(interpreters, scene, 200 if pytestconfig.getoption("--full") else 4, tmp_path)
 
 
@@ -263,7 +263,7 @@ def held_in_planning(_: int, __: Path) -> None:
 
 
 def used_after_the_threads(_: int, __: Path) -> None:
-    """Uses tables at exit, after other threads were stopped: the main thread may use everything."""
+    """Uses tables at exit, after other threads were stopped: the main thread may still use all functions."""
     embedding = trained()
 
     def use() -> bool:
@@ -283,7 +283,7 @@ def test_threads_are_at_one_point(interpreters: Interpreters, scene: Scene, tmp_
 
 
 def a_save_in_the_background(_: int, folder: Path) -> None:
-    files.before_change = lambda *_: time.sleep(0.01)  # most of the save remains when the main thread ends
+    files.before_change = lambda *_: time.sleep(0.01)  # most of the save is not written yet when the main thread ends
     Saver().save(trained(), folder, background=True)
 
 

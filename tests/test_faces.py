@@ -14,21 +14,23 @@ MOST_NAMES = 70
 MOST_PRIVATE = 8
 """The largest number of private attributes of other classes that files may use, within their folder."""
 OF_OTHERS = {
-    *("_fields", "_is_owned", "_replace"),  # named tuples, locks
-    *("_opt_called", "_optimizer", "_optimizer_kwargs"),  # optimizers of torch and TorchRec
-    *("_keys", "_lengths", "_offsets", "_weights"),  # jagged tensors of TorchRec
+    *("_fields", "_is_owned", "_replace"),  # attributes of named tuples and locks
+    *("_opt_called", "_optimizer", "_optimizer_kwargs"),  # attributes of torch's and TorchRec's optimizers
+    *("_keys", "_lengths", "_offsets", "_weights"),  # attributes of TorchRec's jagged tensors
     *dir(torch.nn.Module()),
 }
 """Attributes that classes of other libraries have."""
 
 
 def inside(module: str) -> bool:
-    """Returns whether a module is the room itself, or in it."""
+    """Returns whether a module is the room itself or is inside it."""
     return module == FACE or module.startswith(f"{FACE}.")
 
 
 def names_from(module: str, source: str, package: bool) -> Iterator[tuple[str, str]]:
-    """Yields the module of the package and the name of each import in a source; a name "*" stands for a module."""
+    """Yields (module of the package, imported name) for each import in a source; the name is "*" if a module is
+    imported.
+    """
     parts = module.split(".")
     folder = parts if package else parts[:-1]
     for node in ast.walk(ast.parse(source)):
@@ -45,7 +47,7 @@ def names_from(module: str, source: str, package: bool) -> Iterator[tuple[str, s
 
 
 def from_outside() -> Iterator[tuple[str, str, str]]:
-    """Yields each import from the room by another: by which file, from which module, and the name."""
+    """Yields (importing file, module, name) for each import from the room by another room."""
     sources = [(module, path.read_text(), path.name == "__init__.py") for module, path in FILES.items()]
     sources.append((PACKAGE, STUBS[PACKAGE].read_text(), True))
     for module, source, package in sources:
@@ -87,7 +89,7 @@ def of_itself(node: ast.Attribute) -> bool:
 
 
 def private_uses() -> tuple[list[str], list[str]]:
-    """Returns uses of private attributes of other rooms' classes, and of other classes in the room."""
+    """Returns uses of private attributes: of classes of other rooms, and of other classes in the same room."""
     owners: dict[str, set[str]] = {}
     found = []
     for module, path in FILES.items():

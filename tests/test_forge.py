@@ -1,4 +1,4 @@
-"""Workflow, templates and project files name commands, versions and files that exist."""
+"""The workflow, templates and project files name only commands, versions and files that exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loaded(path: Path) -> Any:
 
 
 def targets(text: str) -> set[str]:
-    """Lists the targets of the make commands in a file, except names that begin with a dot, which are files."""
+    """Lists the targets of the make commands in a file, except names beginning with a dot, which are files."""
     return set(re.findall(r"\bmake ([a-z][a-z-]*)", text))
 
 

@@ -1,4 +1,4 @@
-"""Announced batches: which rows a look-ahead policy keeps, and what is left of announcements afterwards."""
+"""Announced batches: which rows a look-ahead policy keeps for them, and that no announcement remains afterwards."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_announcements_beside_plans_of_another_thread() -> None:
             for _ in range(200):
                 held = [e.announce(*batch(rng.integers(0, 200, 20).tolist())) for _ in range(3)]
                 held[1].forget()
-        except BaseException as error:  # reported by the main thread
+        except BaseException as error:  # the main thread reports the error
             errors.append(error)
 
     thread = threading.Thread(target=announce)

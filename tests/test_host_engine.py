@@ -15,7 +15,9 @@ from rec_sdk_torch import _engine
 
 @pytest.mark.full
 def test_cpp_units_as_installed(pytestconfig: pytest.Config) -> None:
-    """Runs the units with the optimizations of a release, for more rounds than the sanitizers have time for."""
+    """Runs the C++ unit tests with the optimizations of a release, and for more rounds than with sanitizers,
+    which are slow.
+    """
     PLAIN.build("engine/all")
     PLAIN.run("engine", pytestconfig)
 
@@ -32,7 +34,7 @@ SLOW = {"protocol"}
 
 @pytest.fixture(scope="module")
 def address_tree(request: pytest.FixtureRequest) -> Tree:
-    """Builds the units of this session with the address sanitizer."""
+    """Builds the C++ unit tests that this session runs with the address sanitizer."""
     tree = Tree("engine-address", TESTS / "engine", ["-DREC_SDK_SANITIZE=address,undefined"])
     tree.build(*(f"test_{unit}" for unit in parameters(request, "unit")))
     return tree
@@ -387,7 +389,7 @@ def test_clear_table_and_seeds() -> None:
 
 
 def test_candidates_that_come_in_the_order_of_a_map() -> None:
-    """Ids in the iteration order of another map are placed within the map's capacity, which does not grow."""
+    """Inserting ids in the iteration order of another map does not make this map grow beyond its capacity."""
     source = engine(table("s", slots=20000))
     source.tables.insert(0, np.random.default_rng(3).integers(-(2**62), 2**62, 6000))
     order = source.saves.scan_ids(0, 0, 6000)[0][:400]

@@ -1,4 +1,4 @@
-"""Plans of the host engine from several threads: cancelling, applying, dropping."""
+"""Plans of the host engine in several threads: cancelling, applying and dropping them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_plans_from_several_threads() -> None:
                         _engine.start_plans([host])
                         e.applied(host)
                 p.release()
-        except BaseException as error:  # reported by the main thread
+        except BaseException as error:  # the main thread reports the error
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
@@ -152,7 +152,7 @@ def use_columns_while_plans_fail() -> None:
 
 
 def test_columns_do_not_wait_for_the_engine_with_the_interpreter_lock() -> None:
-    """Freeing an arena inside the engine takes the interpreter's lock, which once led to a deadlock of the two
+    """Freeing an arena inside the engine acquires the interpreter's lock; this once caused a deadlock of the two
     threads.
     """
     process = forked_python.CONTEXT.Process(target=use_columns_while_plans_fail)

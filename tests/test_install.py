@@ -1,4 +1,4 @@
-"""The source distribution builds a wheel, the wheel works, and pip chooses versions that fit."""
+"""The source distribution builds a wheel, the wheel works, and pip chooses compatible versions."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_build_goes_on_when_a_project_has_moved(tmp_path: Path) -> None:
-    """A build continues after the project was moved, although CMake refuses a build tree of another folder."""
+    """A project can still be built after its folder was moved, although CMake refuses build trees of other folders."""
     run("-c", MOVE, folder=ROOT, HERE=str(tmp_path))
     (tree,) = (tmp_path / "build").iterdir()
     assert f"CMAKE_HOME_DIRECTORY:INTERNAL={tmp_path / 'after'}" in (tree / "CMakeCache.txt").read_text()
@@ -107,7 +107,7 @@ def test_the_source_distribution_is_whole(sdist: Path) -> None:
 
 
 def test_a_wheel_of_the_source_distribution_trains(sdist: Path, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    # With all instruction sets and optimization, compiling takes ten times as long.
+    # Compiling for all instruction sets with optimization would take ten times as long.
     quick = "-DREC_SDK_BASELINE_ONLY=ON -DREC_SDK_OPTIMIZE=-O0 '-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG'"
     flags = {} if pytestconfig.getoption("--full") else {"CMAKE_ARGS": quick}
     offline = ("--no-deps", "--no-index", "--quiet")
@@ -130,7 +130,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def of_build(name: str) -> Any:
-    """Imports a module of cmake/, which setup.py and pip import."""
+    """Imports a module from the folder cmake/, as setup.py and pip do."""
     sys.path.insert(0, str(ROOT / "cmake"))
     try:
         return importlib.import_module(name)
@@ -153,7 +153,7 @@ def pins(file: str) -> dict[str, str]:
 
 
 def fits(requirement: Requirement, tested: str, *others: str) -> bool:
-    """Returns whether a requirement allows the tested version, and none of the others."""
+    """Returns whether a requirement allows the version `tested` and none of `others`."""
     return tested in requirement.specifier and not any(other in requirement.specifier for other in others)
 
 
@@ -168,7 +168,7 @@ def test_pip_chooses_versions_that_fit() -> None:
     assert fits(torch, "2.11.0")
     extra = requirements(EXTRAS["torchrec"])
     assert str(extra["torchrec"].specifier) == f"=={pinned['torchrec']}"
-    # The CUDA build here, the CPU build in requirements.txt; one version fits one torch.
+    # The extra names the CUDA build, requirements.txt the CPU build; each version fits only one version of torch.
     assert str(extra["fbgemm-gpu"].specifier) == f"=={pinned['fbgemm-gpu-cpu']}"
     assert fits(extra["torch"], tested, "2.12.0", "2.14.0")
 
@@ -212,7 +212,7 @@ def test_extras() -> None:
 
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Sets an empty folder as the only one on the path."""
+    """Sets PATH to a single empty folder."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     return tmp_path
@@ -342,7 +342,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.usefixtures("without_torch_npu")
 def test_the_launcher_says_how_to_get_the_emulated_npu(capsys: pytest.CaptureFixture[str]) -> None:
-    """The hint does not name `pip install torch_npu`, after which `import torch` would fail in this environment."""
+    """The hint does not suggest `pip install torch_npu`, which would make `import torch` fail in this environment."""
     line = refusal(capsys)
     assert f"torch_npu is not installed for {sys.executable}" in line
     assert line.rstrip().endswith(SET_UP)
@@ -379,7 +379,7 @@ def test_a_hint_never_leads_back_to_itself(
 
 
 def test_the_command_of_the_hint_exists() -> None:
-    """make's dry run creates the Python that the hint then uses."""
+    """A dry run of make shows that it creates the Python environment that the hint then uses."""
     command, _, launch = SET_UP.partition(" && ")
     planned = subprocess.run([*command.split(), "-n", "-B"], capture_output=True, text=True, check=False)
     assert planned.returncode == 0, planned.stderr

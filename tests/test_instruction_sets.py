@@ -29,7 +29,7 @@ pytestmark = [
 
 
 def newer(library: Path) -> dict[str, set[str]]:
-    """Returns the newer instructions of each function that has some."""
+    """Returns the newer instructions in each function that contains any."""
     command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(library)]
     found: dict[str, set[str]] = {}
     function = ""

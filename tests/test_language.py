@@ -1,7 +1,7 @@
 """Sentences of docstrings, comments and pages, as far as a machine can judge them.
 
-The docstring of a function begins with a verb of tests/verbs.txt, the docstring of a class or a property does not. No
-pronoun stands for a noun that "of" follows. A sentence of a page has at most `LONGEST` words.
+The docstring of a function begins with a verb of tests/verbs.txt, the docstring of a class or a property does not. The
+phrases that `PRONOUN` matches do not occur. A sentence of a page has at most `LONGEST` words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCRIPTS = {".cmake", ".toml", ".txt", "Makefile"}
 
 _WORDS = (ROOT / "tests/verbs.txt").read_text().split()
 VERBS = {word.rstrip("*") for word in _WORDS}
-"""Verbs that begin docstrings; in the file `*` follows one that is a plural noun as well."""
+"""Verbs that may begin docstrings; in the file, `*` marks a verb that is also a plural noun."""
 NOT_A_NOUN = {word for word in _WORDS if not word.endswith("*")} | {"As", "It", "Like", "See", "They"}
 PRONOUN = re.compile(r"\b(that|those) of\b", re.IGNORECASE)
 LONGEST = 35
@@ -48,7 +48,7 @@ def in_chinese(path: Path) -> bool:
 
 @cache
 def files() -> list[Path]:
-    """Lists the files of the repository, without pages in Chinese and what a build has made."""
+    """Lists the files of the repository, except pages in Chinese and build outputs."""
     inside = [path for room in ROOMS for path in (ROOT / room).rglob("*")]
     kept = [path for path in inside if path.is_file() and "build" not in path.relative_to(ROOT).parts]
     found = [*(path for path in ROOT.iterdir() if path.is_file()), *kept]
@@ -97,7 +97,9 @@ def is_property(node: Definition) -> bool:
 
 
 def wrong_first_words(source: str) -> Iterator[Text]:
-    """Yields docstrings of functions that do not begin with a verb, of classes and properties that do."""
+    """Yields docstrings of functions that do not begin with a verb, and docstrings of classes and properties
+    that do.
+    """
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, Definition):
             continue

@@ -1,6 +1,6 @@
-"""Files of the package import only lower layers, without a cycle.
+"""Files of the package import only lower layers, and imports form no cycle.
 
-Imports for type checkers, imports in functions and imports by importlib count.
+Imports for type checkers, inside functions and through importlib count as well.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_no_circle_of_files() -> None:
 def test_rooms_have_an_order() -> None:
     arrows: dict[str, set[str]] = {}
     for module in FILES:
-        if room(module) != PACKAGE:  # whose __init__ re-exports names
+        if room(module) != PACKAGE:  # the package's own __init__ re-exports names of all folders
             below = {room(other) for other in imports(module)} - {room(module), PACKAGE}
             arrows.setdefault(room(module), set()).update(below)
     found = cycle(arrows)

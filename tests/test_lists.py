@@ -1,4 +1,4 @@
-"""Lists in pages and modules match the tables that they repeat; tests call an unknown name `no_such`."""
+"""Lists in pages and modules match the tables that they repeat; tests use `no_such` as an unknown name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_doctor_checks_every_backend() -> None:
 KNOWN: dict[str, Callable[[], set[str]]] = {
     r"torch\.optim\.([A-Z]\w+)": lambda: {
         "Optimizer",
-        "LBFGS",  # which needs the loss several times
+        "LBFGS",  # needs the loss several times, so no table spec has it
         *(name.rpartition(".")[2] for spec in SPECS for name in spec.classes),
     },
     r"policy(?:=\"| is ')(\w+)": lambda: {"no_such", *cache_policies()},

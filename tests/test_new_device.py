@@ -1,4 +1,4 @@
-"""A device without kernels of this package: its operators, their warning, and the operator tests on it."""
+"""A device without kernels of this package: its default operators, their warning, and the operator tests on it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ LONG = {"test_default_operators.py", "test_extremes.py", "test_same_bits.py", "t
 
 
 def test_the_suite_passes_without_a_kernel(pytestconfig: pytest.Config) -> None:
-    """The operator tests pass as on the first day of a backend; contents of index tensors are checked as well."""
+    """The operator tests pass on a new backend that has no kernel yet; contents of index tensors are checked as
+    well.
+    """
     full = pytestconfig.getoption("--full")
     files = sorted(path for path in (TESTS / "ops").glob("test_*.py") if full or path.name not in LONG)
     options = ["--day", str(pytestconfig.getoption("--day"))]
     options += (
         ["--full"] if full else ["-k", "not random_arguments and not many_hits"]
-    )  # these start processes, or take long
+    )  # tests that start processes or take long
     command = [sys.executable, "-m", "pytest", *map(str, files), "--operators", "default", *options]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=TESTS.parent)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -52,7 +54,7 @@ for warning in caught:
 
 
 def python(program: str) -> str:
-    """Runs a program in its own process; returns its output."""
+    """Runs a program in a separate process; returns its output."""
     done = forked_python.python(
         "-c", program, PYTHONPATH=os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     )
@@ -61,7 +63,7 @@ def python(program: str) -> str:
 
 
 def test_one_warning_for_an_operator() -> None:
-    """Each operator warns once, at the line of the caller."""
+    """Each operator warns once, and the warning points to the caller's line."""
     lines = python(PROGRAM).splitlines()
     assert [line.partition(": ")[0] for line in lines] == ["True rec_sdk::lookup_sequence", "True rec_sdk::gather_rows"]
     assert all("no kernel of it for device 'cpu'" in line and "slow" in line for line in lines)
@@ -92,7 +94,9 @@ for bad in (slots.long(), slots.to_sparse()):
 
 
 def test_tensors_that_a_kernel_accepts() -> None:
-    """Tensors that need gradients, or inference tensors, are written without autograd; bad tensors are refused."""
+    """Tensors that require gradients and inference tensors are written without autograd; invalid tensors are
+    refused.
+    """
     of_kernels = python(TENSORS)
     assert "takes strided tensors" in of_kernels
     assert python("import default_operators; default_operators.stand_in('cpu')" + TENSORS) == of_kernels

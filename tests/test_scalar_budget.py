@@ -1,4 +1,4 @@
-"""Scalar instructions of the AscendC kernels: the counter is right, and the kernels keep to a budget."""
+"""Scalar instructions of the AscendC kernels: the counter is correct, and the kernels stay within a budget."""
 
 from __future__ import annotations
 

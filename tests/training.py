@@ -17,7 +17,9 @@ def output_parts(output: Any) -> list[torch.Tensor]:
 
 
 def output_values(output: Any) -> torch.Tensor:
-    """Returns the output of a collection on the host: pooled `[B, total]`, or all values of the sequences, flat."""
+    """Returns a collection's output on the host: pooled `[B, total]`, or all values of the sequences in one
+    flat tensor.
+    """
     if isinstance(output, KeyedTensor):
         return output.values().cpu()
     return torch.cat([part.values().flatten() for part in output.values()]).cpu()
@@ -26,8 +28,8 @@ def output_values(output: Any) -> torch.Tensor:
 def train_step(
     collection: torch.nn.Module, batch: KeyedJaggedTensor, factor: float = 1.0, *, square: bool = False
 ) -> torch.Tensor:
-    """Runs a training step with `factor` times the sum of the outputs (or of their squares) as the loss; returns the
-    outputs.
+    """Runs a training step; returns the outputs. The loss is `factor` times the sum of the outputs, or of their
+    squares.
     """
     output = output_values(collection(batch))
     (factor * (output.square() if square else output).sum()).backward()
@@ -42,7 +44,7 @@ def train(
 
 
 def state_of(collection: Any) -> dict[str, Any]:
-    """Returns the rows of all tables and the states of their optimizer, as they are saved."""
+    """Returns the rows of all tables and the states of their optimizer, as a save would contain them."""
     return {"rows": collection.state_dict(), "states": collection.fused_optimizer.state_dict()["state"]}
 
 
@@ -61,7 +63,7 @@ def equal_rows(one: Mapping[int, torch.Tensor], other: Mapping[int, torch.Tensor
 
 
 def read(collection: torch.nn.Module, batch: KeyedJaggedTensor) -> torch.Tensor:
-    """Returns the output in eval(); restores the module's mode."""
+    """Returns the output in evaluation mode; restores the module's mode afterwards."""
     training = collection.training
     collection.eval()
     try:
@@ -71,9 +73,9 @@ def read(collection: torch.nn.Module, batch: KeyedJaggedTensor) -> torch.Tensor:
 
 
 def assert_trains(collection: torch.nn.Module, ids: Sequence[int] = (3, 1, 3), lr: float = 0.5) -> None:
-    """Checks that the model reads its rows, and that an SGD step moves each by lr times its lookups.
+    """Checks that the model looks up its rows, and that an SGD step changes each row by lr times its number of lookups.
 
-    For collections whose only feature is f0 of table t0.
+    The collection's only feature must be f0 of table t0.
     """
     batch = single_ids(ids)
     before = read(collection, batch)

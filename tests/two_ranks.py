@@ -18,7 +18,9 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 
 
 def run_ranks(function: Callable[..., None], device: torch.device, folder: Path, *args: Any) -> None:
-    """Runs `function(rank, device, *args)` on two ranks with a device each; skips the test if there is only one."""
+    """Runs `function(rank, device, *args)` on two ranks with a device each; skips the test if there is only one
+    device.
+    """
     if device.type != "cpu" and torch.get_device_module(device).device_count() < 2:
         pytest.skip("two ranks need two devices")
     arguments = (function, device.type, str(folder / "store"), args)
@@ -31,6 +33,6 @@ def _run(rank: int, function: Callable[..., None], kind: str, store: str, args: 
         torch.get_device_module(device).set_device(device)
     torch.distributed.init_process_group(BACKENDS[kind], init_method=f"file://{store}", rank=rank, world_size=2)
     function(rank, device, *args)
-    torch.distributed.barrier()  # neither closes its sockets before the other has finished
+    torch.distributed.barrier()  # no rank closes its sockets before the other has finished
     torch.distributed.destroy_process_group()
-    gc.collect()  # models hold the group and so its threads: none may live while the interpreter ends
+    gc.collect()  # models keep the process group and its threads alive; none may remain at interpreter exit

@@ -1,4 +1,4 @@
-"""Types as seen by the type checker of a user's program: `make lint` fails if a wrong line here is no error."""
+"""Types as a user's type checker sees them: `make lint` fails if a wrong line here is not reported as an error."""
 
 from rec_sdk_torch import NoSuchName, TableConfig  # type: ignore[attr-defined]
 

@@ -1,11 +1,11 @@
-"""Plants the faults of the register one by one, and tells which of them the tests find.
+"""Plants the faults of the register one by one, and reports which of them the tests find.
 
 python -m tests.plants                            every room, with the tests of `make test`
 python -m tests.plants --room planner --full      what they miss, again with --full
 python -m tests.plants --plant sums-start-at-one
 
-It works in copies of the tree, which it builds once and keeps in build/plants. A plant is found if the test that is
-expected to fail does, or else if another test does that its room names.
+It works in copies of the source tree, which it builds once and keeps in build/plants. A plant counts as found if the
+test that is expected to fail does, or else if another test fails that the plant's room names.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ OWN_BUILDS = "tests/test_host_engine.py::test_cpp_units"
 
 
 class BuildError(RuntimeError):
-    """A plant does not compile."""
+    """The code with a plant does not compile."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for a plant: the kind of detection and the failed test, or why there is none.
+    """The result for a plant: how it was found and by which test, or that no test found it.
 
     Attributes:
         room: name of the register's file.
         plant: name of the plant.
         found: one of `KINDS`.
         by: the test that failed.
-        seconds: time of building and testing.
+        seconds: time that building and testing took.
     """
 
     room: str
@@ -95,7 +95,7 @@ class Copy:
         )
 
     def _synchronise(self) -> None:
-        """Copies the files that changed; the others keep their times, so that little is rebuilt."""
+        """Copies changed files into the tree; other files keep their times, so that little is rebuilt."""
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
         wanted = {name for name in names if (ROOT / name).is_file()}
@@ -110,7 +110,8 @@ class Copy:
                 shutil.copy(source, target)
 
     def build(self, plant: Plant, device: str) -> None:
-        """Builds what the plant changes for tests on the device, and projects that still contain a removed plant.
+        """Builds what the plant changes for tests on the device, and rebuilds projects that still contain the previous
+        plant.
 
         Raises:
             BuildError: with the compiler's first error.
@@ -136,7 +137,7 @@ class Copy:
 
     @contextmanager
     def with_plant(self, plant: Plant) -> Iterator[None]:
-        """Applies the mistake to the file within the block."""
+        """Applies the plant's mistake to its file within the block."""
         file = self.folder / plant.file
         text = file.read_text()
         file.write_text(plant.apply(text))
@@ -150,7 +151,7 @@ class Copy:
         """Returns the first failing test; "" if all pass.
 
         Raises:
-            RegisterError: no test is there.
+            RegisterError: pytest finds no test.
         """
         arguments = ["-x", "-p", "no:cacheprovider", *tests, *(["--full"] if full else [])]
         output = self.folder / "build" / "output.txt"
@@ -159,7 +160,7 @@ class Copy:
             return ""
         if status == -9:
             return f"it hangs: {' '.join(tests)}"
-        if status == 5:  # pytest's, for no test
+        if status == 5:  # pytest's exit status if there is no test
             raise RegisterError(f"no test is in {' '.join(tests)}")
         failed = [line for line in output.read_text().splitlines() if line.startswith(("FAILED ", "ERROR "))]
         first = failed[0].split(" ", 1)[1].split(" - ")[0] if failed else f"{' '.join(tests)}: exit status {status}"

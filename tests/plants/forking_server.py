@@ -1,4 +1,4 @@
-"""Runs pytest in processes forked from one that has imported torch and TorchRec, which saves four seconds each.
+"""Runs pytest in processes forked from one that has imported torch and TorchRec, which saves four seconds per run.
 
 Each line of standard input is a JSON object: `folder` to run in, `arguments` of pytest, `seconds` allowed, and an
 `output` file. Each line of standard output is an exit status, or -9 after a timeout.
@@ -33,7 +33,7 @@ def be_pytest(order: dict[str, Any]) -> None:
 
 
 def wait(process: int, seconds: float) -> int:
-    """Returns the exit status of the process; after the timeout kills it and its children, and returns -9."""
+    """Returns the exit status of the process. After the timeout, kills the process and its children, and returns -9."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         ended, status = os.waitpid(process, os.WNOHANG)

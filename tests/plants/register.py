@@ -14,7 +14,7 @@ DEVICES = ("cpu", "npu", "npu-late")
 
 
 class RegisterError(ValueError):
-    """A file of the register lacks something that a plant needs."""
+    """A file of the register is incomplete or invalid."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Plant:
 
     Attributes:
         room: name of the register's file that holds it.
-        name: its name, unique in the register.
+        name: name of the plant, unique in the register.
         file: path of the file to change, from the root of the repository.
         before: text that occurs once in that file.
         after: the text with the mistake.
-        test: test file, or test, that should fail.
-        device: where that test runs, one of `DEVICES`.
+        test: test file or test that should fail.
+        device: the device on which the test runs, one of `DEVICES`.
     """
 
     room: str
@@ -52,7 +52,7 @@ class Plant:
 
 
 def read_room(file: Path) -> list[Plant]:
-    """Reads one file of the register: a table for each source file, an array for each plant.
+    """Reads one file of the register; it has a table for each source file, with an array for each plant.
 
     Raises:
         RegisterError: an array is not [before, after], [before, after, test] or [before, after, test, device], a table

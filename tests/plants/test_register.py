@@ -19,7 +19,7 @@ def test_names_are_unique() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_plant_fits(file: Path) -> None:
-    """The original text occurs once in the source, and the expected test exists."""
+    """Each plant's original text occurs once in its source file, and its expected test exists."""
     wrong = []
     for plant in read_room(file):
         source = (ROOT / plant.file).read_text()
