@@ -1,6 +1,6 @@
-"""A user's script for dynamicemb on GPUs, unchanged; writes its results to the file in its argument.
+"""A user's script for dynamicemb on GPUs, unchanged; writes its results to the file named by its argument.
 
-Two more arguments may be a `dist_type` for the model, and one for the model that loads its dump.
+Two optional arguments are the `dist_type` of the model, and of the model that loads its dump.
 """
 
 import json
@@ -140,7 +140,7 @@ def batches(rank, high):
 
 
 def train(model, device, high=1):
-    """Trains; returns the losses and the sizes of the increments."""
+    """Trains the model; returns the losses and the sizes of the increments."""
     model.to(device)
     optimizer = Adam(model.parameters(), lr=0.01)
     losses, sizes, threshold = [], [], get_score(model)

@@ -1,5 +1,7 @@
-"""The first model of dynamicemb_script.py in this package's own names; writes its losses to the file in its
-argument.
+"""The first model of dynamicemb_script.py, written with this package's own names.
+
+Writes its losses to the file named by its argument.
+
 """
 
 import json

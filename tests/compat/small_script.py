@@ -1,4 +1,4 @@
-"""A user's script for Rec SDK, unchanged; writes its results to the file in its argument."""
+"""A user's script for Rec SDK, unchanged; writes its results to the file named by its argument."""
 
 import os
 import sys

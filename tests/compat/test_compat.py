@@ -1,4 +1,4 @@
-"""Tests of rec_sdk_torch.compat, which changes the process that imports it, so each test has separate processes."""
+"""Tests of rec_sdk_torch.compat. Importing it changes the process, so each test runs separate processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_tests_under_compat_pass() -> None:
 
 
 def reference_losses(ranks: int, steps: int) -> list[list[float]]:
-    """Computes the losses of small_script.py in plain torch: one table, the mean of the ranks' losses."""
+    """Computes the losses of small_script.py in plain torch, with one table and the mean of the ranks' losses."""
     table = torch.nn.Embedding.from_pretrained(torch.linspace(0, 1, 8).repeat(400, 1), freeze=False, sparse=True)
     torch.manual_seed(0)
     dense = torch.nn.Linear(8, 1)
@@ -104,7 +104,7 @@ def test_wrong_usage(arguments: list[str], message: str) -> None:
 
 
 def test_an_import_error_of_the_users_module_is_kept(tmp_path: Path) -> None:
-    """The traceback names the user's code, and is kept."""
+    """The original traceback, which names the user's code, is kept."""
     (tmp_path / "lacking.py").write_text("import no_such_module\n")
     finished = under_compat("-m", "lacking", cwd=tmp_path)
     assert finished.returncode == 1

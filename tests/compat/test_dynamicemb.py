@@ -1,4 +1,4 @@
-"""The names of dynamicemb under rec_sdk_torch.compat, in separate processes, on `--device`."""
+"""The names of dynamicemb that rec_sdk_torch.compat provides, tested in separate processes on `--device`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def results(script: str, folder: Path, *arguments: str) -> list[Any]:
 
 
 def test_a_script_of_dynamicemb_runs_unchanged(device: torch.device, tmp_path: Path) -> None:
-    """Rows are also placed by another `dist_type`, in a model whose dump is loaded by a model with yet another one."""
+    """The script also runs with another `dist_type`; a model with a third `dist_type` then loads the dump."""
     found = results("dynamicemb_script", tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -66,7 +66,7 @@ def test_names_refer_to_the_package(module: str) -> None:
 
 
 class RecSdk:
-    """Access to the classes that Rec SDK's scripts import, by name."""
+    """Namespace of the classes that Rec SDK's scripts import, by name."""
 
     def __getattr__(self, name: str) -> Any:
         package = "hybrid_torchrec" if name.startswith("Hash") else "torchrec_embcache.distributed"
@@ -153,9 +153,7 @@ def test_fields_of_configs_come_after_torchrecs_fields(config: Any) -> None:
 
 
 def test_constants() -> None:
-    """The constants exist with Rec SDK's values; only the length of a path and the names of saves are limits here
-    too.
-    """
+    """The constants exist with Rec SDK's values; only the limits on path lengths and names of saves apply here."""
     constants = importlib.import_module("hybrid_torchrec.constants")
     limits = (1_000_000_000, 4096, 8, 10_000, 102_400, 10_000, 102_400, 2**36, 24)
     assert [getattr(constants, name) for name in constants.__all__] == list(limits)
@@ -218,7 +216,7 @@ def test_remaining_names() -> None:
 
 
 def inner_parts() -> list[tuple[str, list[str]]]:
-    """Lists the modules that docs/porting.md calls inner parts, each with its listed names."""
+    """Lists the modules that docs/porting.md calls inner parts, each with the names listed there."""
     page = (Path(__file__).parents[2] / "docs" / "porting.md").read_text()
     table = page.partition("### Inner parts")[2].partition("###")[0]
     firsts = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
@@ -293,7 +291,7 @@ def sequence() -> rst.EmbCacheEmbeddingCollection:
 
 
 def train(tables: rst.EmbCacheEmbeddingCollection) -> torch.Tensor:
-    """Runs one step on a single id, with a gradient so small that eps matters; returns the row."""
+    """Runs one training step on a single id, with a gradient so small that eps matters; returns the row."""
     batch = KeyedJaggedTensor(["f"], torch.tensor([3]), lengths=torch.tensor([1]))
     (tables(batch)["f"].values().sum() * 1e-8).backward()
     return tables.state_dict()["embeddings.t.weight"][0]
@@ -375,7 +373,7 @@ def test_configs_of_torchrec_are_tracked_beside_those_that_are() -> None:
 
 @pytest.mark.parametrize("collection", EACH)
 def test_initial_weights_of_cached_tables_go_from_0_to_1(collection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LINEAR is Rec SDK's default: for its scripts nothing has changed, and nothing warns."""
+    """The initializer LINEAR is Rec SDK's default: for its scripts nothing has changed, and there is no warning."""
     make, plain, config = collection
     linear = torch.linspace(0, 1, 8).expand(4, 8)
     monkeypatch.setattr(config_defaults, "warns_changed_default", True)  # as in a new process

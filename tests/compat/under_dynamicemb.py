@@ -172,13 +172,13 @@ def test_rows_with_the_lowest_scores_are_evicted(strategy: Strategy, admitted: b
     seen = 2 if admitted else 1
     for step in range(8):
         train(module, *[2 * step, 2 * step + 1] * seen)
-    train(module, *[0] * 9)  # used last and most often
+    train(module, *[0] * 9)  # id 0 is used most often
     train(module, *[1, 1])
     train(module, *[100, 100])
-    assert len(ids_of(module)) == 14  # 7/8 of 16
+    assert len(ids_of(module)) == 14  # 7/8 of the capacity of 16 rows
     if strategy is Strategy.LFU:
         assert {0, 1} <= ids_of(module)
-    else:  # rows idle for longest were evicted
+    else:  # the rows that were idle for longest are evicted
         assert ids_of(module) == {0, 1, *range(5, 16), 100}
 
 
@@ -190,7 +190,8 @@ def test_rows_with_the_lowest_customized_score_are_evicted(monkeypatch: pytest.M
         train(module, *ids)
     module.set_score({"t": 40})
     train(module, 100)
-    assert ids_of(module) == {*range(4), 7, *range(8, 16), 100}  # of equal scores the smaller ids
+    # of the rows with the lowest score, the smaller ids are evicted
+    assert ids_of(module) == {*range(4), 7, *range(8, 16), 100}
 
 
 def test_no_eviction_keeps_all_rows() -> None:
@@ -331,13 +332,13 @@ def test_scores_are_dropped_when_the_clock_is_set_back() -> None:
     train(module, 1)
     train(module, 2)
     scores = module._scores["t"]
-    scores.view.set_clocks({"batches": 1})  # as a load of a save does
+    scores.view.set_clocks({"batches": 1})  # sets the clock back, as loading a save does
     train(module, 3)
     assert scores.increment_scores(torch.tensor([1, 3])).tolist() == [1, 3]
 
 
 def test_a_load_of_an_older_dump(tmp_path: Path) -> None:
-    """The next score is above all existing ones; an id with a row is no longer a candidate."""
+    """After the load, the next score is above all existing scores, and an id with a row is no longer a candidate."""
     admit = FrequencyAdmissionStrategy(2, Args(Mode.CONSTANT))
     module = tables(score_strategy=Strategy.STEP, admit_strategy=admit)
     train(module, 1)
@@ -377,7 +378,7 @@ def test_a_dump_of_two_ranks(tmp_path: Path) -> None:
 def test_a_module_of_several_ranks_loads_its_rows(
     dist_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process group gives the ranks, without sharding."""
+    """Without sharding, the module takes its rank from the process group."""
     ids = list(range(-6, 6))
     module = tables(score_strategy=Strategy.STEP)
     train(module, *ids)

@@ -1,4 +1,4 @@
-"""Random modules and batches, and a float64 reference of FBGEMM's module in plain torch."""
+"""Random modules and batches, and a float64 reference for FBGEMM's module in plain torch."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Case:
 def random_case(seed: int, for_fbgemm: bool = False) -> Case:
     """Draws several tables with mixed dims, shared tables, and features in any order.
 
-    For FBGEMM's CPU module dims are multiples of 4 and features follow the order of tables, as it requires.
+    For FBGEMM's CPU module, dims are multiples of 4 and features are in the order of tables, as it requires.
     """
     draw = random.Random(seed)
     count = draw.randint(1, 4)
@@ -100,7 +100,7 @@ def random_case(seed: int, for_fbgemm: bool = False) -> Case:
 
 
 def make_ours(case: Case, device: torch.device, location: str = "resident", **options: Any) -> Any:
-    """Builds our module on `device`; `location` is FBGEMM's, or "resident" for the device's own memory."""
+    """Builds this package's module on `device`; `location` is a name of FBGEMM's, or "resident" for device memory."""
     on_cpu = device.type == "cpu"
     place = ("HOST" if on_cpu else "DEVICE") if location == "resident" else location
     specs = [(rows, dim, place, "CPU" if on_cpu else "CUDA") for rows, dim in zip(case.rows, case.dims, strict=True)]
@@ -114,7 +114,7 @@ def make_ours(case: Case, device: torch.device, location: str = "resident", **op
 
 
 def set_weights(module: Any, weights: list[torch.Tensor]) -> None:
-    """Writes weights: resident tables in place, others through the tables."""
+    """Sets the weights: of resident tables in place, of other tables through the table interface."""
     for table, values in zip(module.tables.tables, weights, strict=True):
         module.tables.view(table.name).write(torch.arange(len(values)), {"weight": values.to(table.weight_dtype)})
 
@@ -148,7 +148,7 @@ def make_fbgemms(case: Case, **options: Any) -> Any:
 
 
 def make_both(case: Case, device: torch.device, location: str = "resident", **options: Any) -> tuple[Any, Any]:
-    """Builds FBGEMM's module and ours with the same weights."""
+    """Builds FBGEMM's module and this package's, with the same weights."""
     theirs, ours = make_fbgemms(case, **options), make_ours(case, device, location, **options)
     initial = case.weights()
     for weight, values in zip(theirs.split_embedding_weights(), initial, strict=True):
@@ -158,11 +158,11 @@ def make_both(case: Case, device: torch.device, location: str = "resident", **op
 
 
 def step_both(theirs: Any, ours: Any, case: Case, bags: list[int] | None = None, **options: Any) -> None:
-    """Trains both on a random batch, and compares outputs and gradients of per-sample weights."""
+    """Trains both modules on a random batch; compares outputs and gradients of per-sample weights."""
     indices, offsets, weights = case.batch(bags)
     our_weights, their_weights = (None if weights is None else weights.clone().requires_grad_() for _ in "ab")
     # FBGEMM's kernels read ids and offsets of one type, and its module casts the latter only.
-    # in place, since the caller owns an output
+    # outputs may be changed in place, since the caller owns them
     expected = theirs(indices.long(), offsets.long(), their_weights, **options).mul_(0.5)
     found = ours(indices, offsets, our_weights, **options).mul_(0.5)
     torch.testing.assert_close(found.detach().cpu(), expected.detach().view(found.shape))
@@ -184,7 +184,7 @@ def states_of(module: Any) -> list[list[torch.Tensor]]:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Compares the bits of tensors in lists."""
+    """Checks that two lists of tensors are bit-identical."""
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 

@@ -1,4 +1,6 @@
-"""Training with our `SplitTableBatchedEmbeddingBagsCodegen`, against FBGEMM's on the CPU and against plain torch."""
+"""This package's `SplitTableBatchedEmbeddingBagsCodegen` in training, compared with FBGEMM's CPU module and
+plain torch.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ CLIPPED: dict[str, Any] = {"gradient_clipping": True, "max_gradient": 0.3}
 def test_training_equals_fbgemm(seed: int, name: str, location: str, device: torch.device) -> None:
     case = random_case(seed, for_fbgemm=True)
     options = CLIPPED if "clipped" in name else OPTIMIZERS[name][2]
-    if "weight_decay" in options:  # FBGEMM's CPU kernel ignores it for tables of one feature
+    if "weight_decay" in options:  # FBGEMM's CPU kernel ignores weight decay for tables with one feature
         case.feature_table_map = sorted([*range(len(case.rows))] * 2)
     theirs, ours = make_both(case, device, location, optimizer=name.partition(" ")[0], **options)
     for _ in range(STEPS):
@@ -73,7 +75,7 @@ def test_in_place_averages_equal_fbgemm(location: str, device: torch.device, mon
     theirs, ours = make_both(case, device, location, **options)
     for _ in range(7):
         batch = case.batch()
-        assert torch.equal(ours(*batch), ours(*batch))  # only a forward followed by an update counts
+        assert torch.equal(ours(*batch), ours(*batch))  # forwards without an update do not count as steps
         step_both(theirs, ours, case)
     torch.testing.assert_close(weights_of(ours), weights_of(theirs))
 
@@ -87,7 +89,9 @@ ENSEMBLES = [
 @LOCATION
 @pytest.mark.parametrize("mode", ENSEMBLES)
 def test_ensembles_equal_fbgemm(mode: EnsembleModeDefinition, location: str, device: torch.device) -> None:
-    """FBGEMM has this optimizer on GPUs: row-wise Adagrad, with this method of its module before each forward."""
+    """FBGEMM has this optimizer only on GPUs. The reference is its row-wise Adagrad on the CPU, with its module's
+    method `ensemble_and_swap` called before each forward.
+    """
     case = random_case(1, for_fbgemm=True)
     case.weighted = False
     theirs, _ = make_both(case, device, optimizer="EXACT_ROWWISE_ADAGRAD")
@@ -104,7 +108,7 @@ def test_ensembles_equal_fbgemm(mode: EnsembleModeDefinition, location: str, dev
         table.iter_cpu = torch.tensor(number)
         with torch.no_grad():
             type(theirs).ensemble_and_swap(table, {key: float(value) for key, value in vars(mode).items()})
-        if number < 14:  # when ours has done it, after the previous update
+        if number < 14:  # not the last time: ours has already swapped, after the previous update
             step_both(theirs, ours, case)
     torch.testing.assert_close([states[1] for states in states_of(ours)], averages)
 
@@ -153,7 +157,7 @@ def counting(halflife: int) -> CounterBasedRegularizationDefinition:
     ids=["cowclip", "counter"],
 )
 def test_definitions_reach_the_optimizer(modes: Any, device: torch.device) -> None:
-    """tests/optim compares their formulas with FBGEMM's kernel."""
+    """Definitions of optimizer modes have an effect; tests/optim compares their formulas with FBGEMM's kernel."""
     case = random_case(0)
     weights, batch = case.weights(), case.batch()
     modules = [make_ours(case, device, optimizer="EXACT_ROWWISE_ADAGRAD", eps=1e-3, **mode) for mode in modes]
@@ -200,7 +204,7 @@ def test_batch_sizes_per_feature_and_rank(seed: int, device: torch.device) -> No
         bags = [sum(of_feature) for of_feature in now]
         if sum(bags):
             step_both(theirs, ours, case, bags, batch_size_per_feature_per_rank=now)
-    none = case.batch([0] * features)  # FBGEMM's CPU kernel does not accept it
+    none = case.batch([0] * features)  # FBGEMM's CPU kernel does not accept an empty batch
     assert ours(*none, batch_size_per_feature_per_rank=[[0] * 3] * features).shape == (0,)
     torch.testing.assert_close(weights_of(ours), weights_of(theirs))
 
@@ -229,7 +233,7 @@ def test_features_whose_weights_need_no_gradient(variable: bool, device: torch.d
 @pytest.mark.parametrize("mode", ["WARNING", "IGNORE", "V2_IGNORE"])
 @pytest.mark.parametrize("bad", [9_999, -3])
 def test_ids_out_of_range_read_row_0(bad: int, mode: str, device: torch.device) -> None:
-    """Row 0 gets their gradient."""
+    """Ids out of range read row 0, which also gets their gradients."""
     case = random_case(0, for_fbgemm=True)
     case.pooling, case.weighted = "SUM", False
     theirs, ours = make_both(case, device, bounds_check_mode=mode)
@@ -301,7 +305,7 @@ def test_data_types_of_the_output(name: str, device: torch.device) -> None:
 @pytest.mark.parametrize("rounding", [False, True])
 @pytest.mark.parametrize("name", ["FP16", torch.bfloat16])
 def test_data_types_of_weights(name: Any, rounding: bool, location: str, device: torch.device) -> None:
-    """The bits equal a `TableBatchedEmbedding` with these tables, whose rounding tests/tbe tests."""
+    """Results are bit-identical to a `TableBatchedEmbedding` with these tables, whose rounding tests/tbe tests."""
     case = random_case(2)
     ours = make_ours(case, device, location, weights_precision=name, stochastic_rounding=rounding)
     dtype = torch.float16 if name == "FP16" else name
@@ -320,7 +324,7 @@ def test_data_types_of_weights(name: Any, rounding: bool, location: str, device:
 @LOCATION
 @pytest.mark.parametrize(("weights", "cache"), [("FP32", "BF16"), ("FP16", "FP32"), ("BF16", torch.float16)])
 def test_precision_of_the_cache(weights: str, cache: Any, location: str, device: torch.device) -> None:
-    """It applies to cached tables, as in FBGEMM, with the bits of a `TableBatchedEmbedding`."""
+    """The option applies to cached tables, as in FBGEMM; results are bit-identical to a `TableBatchedEmbedding`."""
     case = random_case(2)
     options = {"weights_precision": weights, "stochastic_rounding": False}
     ours = make_ours(case, device, location, cache_precision=cache, **options)

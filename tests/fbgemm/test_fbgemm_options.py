@@ -42,7 +42,7 @@ get_cache_miss_counter get_table_wise_cache_miss get_uvm_cache_stats reset_uvm_c
 
 
 def documented_options() -> dict[str, str]:
-    """Returns, for each name in a first column of the page's tables, the rest of its line."""
+    """Returns the rest of the row for each name in the first column of the page's tables."""
     found = {}
     for line in PAGE.read_text().splitlines():
         cells = line.split("|")
@@ -57,7 +57,7 @@ def parameters(function: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("function", ["__init__", "forward", *METHODS])
 def test_signatures_are_fbgemms(function: str) -> None:
-    """Names, order and defaults match the installed FBGEMM, and the docs list each."""
+    """Parameters' names, order and defaults match the installed FBGEMM, and the docs list each parameter."""
     ours = parameters(getattr(Ours, function))
     assert {function} & set(METHODS) | set(ours if function in ("__init__", "forward") else ()) <= set(
         documented_options()
@@ -143,7 +143,7 @@ def test_compat_has_the_same_names() -> None:
         "from rec_sdk_torch import fbgemm; from rec_sdk_torch.compat import fbgemm as compat; "
         "assert all(getattr(compat, name) is getattr(fbgemm, name) for name in fbgemm.__all__)"
     )
-    done = forked_python.python("-c", code, folder=ROOT)  # compat changes the process
+    done = forked_python.python("-c", code, folder=ROOT)  # importing compat changes the process
     assert done.returncode == 0, done.stderr
 
 
@@ -270,7 +270,10 @@ def test_arguments_of_the_forward(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_managed_tables_use_memory_left_by_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 100 records of 16 bytes, 20 rows are resident, 20 of 40 cached, and 60 managed; all would need 120."""
+    """There is memory for 100 records of 16 bytes: 20 rows are resident, 20 of 40 rows are cached, which leaves 60
+    records
+    for managed tables. All tables together have 120 rows.
+    """
 
     class Backend:
         def free_memory(self, device: torch.device) -> int:
@@ -289,7 +292,7 @@ def test_names_that_become_the_same_are_numbered() -> None:
     assert placement.valid_table_names(["a b", "a-b", "a.b", "a_b_1"], 4) == ["a_b", "a_b_1", "a_b_2", "a_b_1_1"]
 
 
-# ---- return values and attributes like FBGEMM's
+# ---- return values and attributes, compared with FBGEMM's
 
 
 @pytest.mark.parametrize("kind", [int, np.int64, np.int32])
@@ -323,7 +326,10 @@ def test_optimizers_equal_fbgemms() -> None:
 @pytest.mark.parametrize("name", ["lr", "eps", "beta1", "beta2", "weight_decay", "lower_bound"])
 @pytest.mark.parametrize("optimizer", ["EXACT_SGD", "EXACT_ADAGRAD", "ADAM", "EXACT_ROWWISE_ADAGRAD"])
 def test_hyper_parameters_that_an_optimizer_lacks(optimizer: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """FBGEMM sets all of them and its kernels read the optimizer's own; here a log line names those without effect."""
+    """FBGEMM accepts all hyperparameters, but its kernels read only the optimizer's own.
+
+    Here the log names the others.
+    """
     module = Ours(ONE, optimizer=optimizer)
     before = dict(module._optimizer.options)
     module.update_hyper_parameters({name: 0.25})
@@ -371,7 +377,10 @@ def test_mean_with_weights_divides_the_gradient_too(device: torch.device) -> Non
 
 
 def test_an_output_in_the_callers_memory(device: torch.device) -> None:
-    """Rows and updates are the same, placed by the offsets of each rank and feature; other memory is unchanged."""
+    """Rows and updates are the same as without the option. Outputs are written at each rank's and feature's offset;
+    other
+    memory is unchanged.
+    """
     on = ("HOST", "CPU") if device.type == "cpu" else ("DEVICE", "CUDA")
     specs = [(20, 4, *on), (20, 8, *on)]
     plain, written = (Ours(specs, device=device) for _ in "ab")
@@ -380,7 +389,7 @@ def test_an_output_in_the_callers_memory(device: torch.device) -> None:
             table.copy_(torch.arange(table.numel()).reshape(table.shape))
     batch, sizes = (torch.arange(5), torch.arange(6)), [[1, 2], [2, 0]]
     memory = torch.full((40,), -1.0, device=device)
-    offsets = torch.tensor([[30, 2], [20, 0]])  # 4 and 16 elements of rank 0, 8 and none of rank 1
+    offsets = torch.tensor([[30, 2], [20, 0]])  # rank 0 has 4 and 16 elements, rank 1 has 8 and none
     for _ in range(2):
         expected = plain(*batch, batch_size_per_feature_per_rank=sizes)
         out = written(*batch, batch_size_per_feature_per_rank=sizes, vbe_output=memory, vbe_output_offsets=offsets)

@@ -44,7 +44,7 @@ def step(module: Any, case: Case) -> None:
 @LOCATION
 @pytest.mark.parametrize("optimizer", ["PARTIAL_ROWWISE_ADAM", "ENSEMBLE_ROWWISE_ADAGRAD", "LAMB"])
 def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) -> None:
-    """FBGEMM's CPU kernels lack them: the states of one update are the float32 ones, rounded."""
+    """FBGEMM's CPU kernels have no 16-bit states: after one update, states must equal its float32 states, rounded."""
     case = small_case()
     types = {"momentum1": "FP16", "momentum2": "BF16"}
     given = {"optimizer": optimizer, "location": location}
@@ -67,14 +67,14 @@ def test_states_in_16_bits(optimizer: str, location: str, device: torch.device) 
 def test_weights_of_resident_tables_are_views(
     pooling: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written rows are looked up, and updates can be read, also after the tables got a new layout."""
+    """Lookups read rows written through the views, and the views show updates, even after the layout has changed."""
     monkeypatch.setattr(placement, "ROWS_AT_ONCE", 7)
     case = small_case(pooling)
     first = make_ours(case, device, optimizer="EXACT_ADAGRAD")
     for copied in (False, True):
         module = copy.deepcopy(first) if copied else first
         before = module.split_embedding_weights()
-        assert module.split_optimizer_states()[0][0].any() == copied  # a copy has the states too
+        assert module.split_optimizer_states()[0][0].any() == copied  # a copy has the optimizer states too
         module.split_optimizer_states()[0][0].zero_()
         for table, weight in enumerate(before):
             weight.copy_(torch.arange(weight.numel()).view(weight.shape) + 1000 * table)
@@ -184,7 +184,7 @@ def test_states_have_fbgemms_order_shapes_and_names(name: str, location: str, de
 
 @LOCATION
 def test_options_change_between_updates(location: str, device: torch.device) -> None:
-    """Updates follow the formula with the new options from then on; Adam's step count is part of it."""
+    """After a change, updates follow the formula with the new options, including Adam's step count."""
     case = small_case()
     cls, keywords, options = OPTIMIZERS["ADAM"]
     module, initial = make_ours(case, device, location, optimizer="ADAM", **options), case.weights()
@@ -240,7 +240,7 @@ def test_sizes_of_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatc
     for location, (options, expected) in sizes.items():
         assert list(make_ours(case, device, location, **options).tables.cache_sizes.values()) == expected
     caching = make_ours(case, device, "MANAGED_CACHING", cache_sets=1)
-    assert list(caching.tables.cache_sizes.values()) == [14, 18]  # of the 32 rows of a set
+    assert list(caching.tables.cache_sizes.values()) == [14, 18]  # these share the 32 rows of a set
     everything = make_ours(case, device, "MANAGED_CACHING", enforce_hbm=True)
     assert list(everything.tables.cache_sizes.values()) == [40, 50]
     free = type("Free", (), {"free_memory": staticmethod(lambda device: 90 * 32)})
@@ -257,7 +257,9 @@ def test_sizes_of_the_cache(device: torch.device, monkeypatch: pytest.MonkeyPatc
 
 
 def test_managed_tables_take_every_batch_at_the_defaults(device: torch.device) -> None:
-    """FBGEMM's default load factor of 0.2 does not apply to them; a cached table beside them keeps its share."""
+    """FBGEMM's default load factor of 0.2 does not apply to managed tables; a cached table in the same module
+    keeps it.
+    """
     kind = "CPU" if device.type == "cpu" else "CUDA"
     specs = [(1000, 8, "MANAGED", kind), (5, 4, "MANAGED", kind), (50, 4, "MANAGED_CACHING", kind)]
     module = SplitTableBatchedEmbeddingBagsCodegen(specs, device=device)
@@ -401,7 +403,9 @@ def test_fbgemms_state_dict_is_loaded(optimizer: str, location: str, device: tor
 
 
 def test_fbgemms_state_dict_of_several_locations(device: torch.device) -> None:
-    """As FBGEMM on a GPU saves it: tables in their own locations, row-wise states of all tables in GPU memory."""
+    """The form in which FBGEMM saves on a GPU: tables in their own locations, row-wise states of all tables in
+    GPU memory.
+    """
     case = Case(7, "SUM", False, [8, 4, 8], [40, 50, 60], [0, 0, 1, 2], torch.int64, torch.int64)
     ours = make_ours(case, device, optimizer="PARTIAL_ROWWISE_ADAM")
     weights = case.weights()
@@ -426,7 +430,7 @@ def test_saver_saves_the_module(tmp_path: Path, device: torch.device) -> None:
     places = "resident", "MANAGED_CACHING"
     modules = [make_ours(case, device, place, optimizer="EXACT_ADAGRAD") for place in places]
     set_weights(modules[0], case.weights())
-    modules[0].split_embedding_weights()[1][4].fill_(3)  # through a view
+    modules[0].split_embedding_weights()[1][4].fill_(3)  # changes the weight through a view
     step(modules[0], case)
     Saver().save(modules[0], str(tmp_path / "save"))
     Saver().load(modules[1], str(tmp_path / "save"))

@@ -1,4 +1,4 @@
-"""Builds row records, batches and calls for the operators' tests."""
+"""Builds row records, batches and operator calls for the tests of operators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cache:
 
 
 def default(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls an operator in plain torch, the bitwise reference of its kernels."""
+    """Calls the default operator in plain torch, to which kernels must be bit-identical."""
     done = KERNELS[name](*args, **kwargs)
     if isinstance(done, Write):
         done.to[done.at] = done.rows
@@ -60,7 +60,7 @@ def states_of(optimizer: str, dim: int) -> list[int]:
 
 
 def segments(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns unique_slots, segment_offsets and the lookups in segment order."""
+    """Returns the arguments unique_slots and segment_offsets, and the lookups in segment order."""
     unique, inverse, counts = torch.unique(slots, return_inverse=True, return_counts=True)
     offsets = torch.zeros(len(unique) + 1, dtype=torch.int32, device=slots.device)
     offsets[1:] = torch.cumsum(counts, 0)
@@ -68,7 +68,7 @@ def segments(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def segments_of(slots: torch.Tensor, scale: torch.Tensor | None = None) -> Arguments:
-    """Returns the arguments for one gradient whose row j belongs to lookup j of `slots`."""
+    """Returns the segment arguments for one gradient tensor whose row j belongs to lookup j of `slots`."""
     unique, offsets, lookups = segments(slots)
     scale = None if scale is None else scale[lookups.long()]
     return {"unique_slots": unique, "segment_offsets": offsets, "grad_row": lookups, "scale": scale}
@@ -82,7 +82,7 @@ def coefficients(*values: float, max_gradient: float = INF, device: Device = "cp
 def update_arguments(
     cache: Cache, grads: list[torch.Tensor], optimizer: str, row: torch.Tensor, **given: Any
 ) -> Arguments:
-    """Returns arguments of update_rows for one table; optional ones are None unless given."""
+    """Returns the arguments of update_rows for one table; optional arguments default to None."""
     rows = len(given["unique_slots"])
     arguments = {"cache": cache.records, "grads": grads, "table_offsets": int32([0, rows], cache.records.device)}
     arguments |= dict.fromkeys(("grad_source", "grad_column", "scale")) | given
@@ -102,7 +102,7 @@ def update(
 
 
 def accumulate(pending: torch.Tensor, grads: list[torch.Tensor], **given: Any) -> None:
-    """Calls accumulate_rows with None for optional arguments that are not given."""
+    """Calls accumulate_rows; optional arguments default to None."""
     ops.accumulate_rows(pending, grads, **dict.fromkeys(("grad_source", "grad_column", "scale")) | given)
 
 
@@ -111,7 +111,7 @@ def random_bytes(rows: int, bytes_: int, device: Device = "cpu") -> torch.Tensor
 
 
 def moved(value: Any, device: Device) -> Any:
-    """Copies to a device: a tensor with its strides and offset, or each of a list or of arguments."""
+    """Copies a tensor, or each tensor in a list or in arguments, to a device; strides and offsets are kept."""
     if isinstance(value, dict):
         return {key: moved(each, device) for key, each in value.items()}
     if isinstance(value, list):
@@ -152,7 +152,7 @@ class Bags:
 def make_bags(
     lengths: list[int], samples: int, dim: int, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Bags:
-    """Builds bags of `lengths`, feature by feature; every second feature is a mean."""
+    """Builds bags with `lengths` feature by feature; every second feature has mean pooling."""
     features = len(lengths) // samples
     generator = torch.Generator().manual_seed(len(lengths) + dim)
     cache = Cache(torch.randn(40, dim, generator=generator), [torch.ones(40, 1)], dtype, device)
@@ -170,7 +170,7 @@ def make_bags(
 
 
 def good_calls(device: Device) -> dict[str, tuple[Callable[..., object], Arguments]]:
-    """Returns every operator with valid arguments."""
+    """Returns every operator together with valid arguments."""
     slots = int32([1, 1, 4], device)
     unique, offsets, lookups = segments(slots)
     cache = Cache(torch.arange(40.0).view(5, 8), device=device)

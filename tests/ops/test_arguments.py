@@ -1,4 +1,4 @@
-"""Invalid arguments of an operator are refused with the argument's name, and nothing is written."""
+"""Invalid arguments of an operator raise an error with the argument's name, and nothing is written."""
 
 from __future__ import annotations
 

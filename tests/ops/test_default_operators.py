@@ -1,4 +1,4 @@
-"""The operators in plain torch are the reference of the kernels, which have the same bits on every device."""
+"""Kernels on every device are bit-identical to the default operators, which are written in plain torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = (0, 1, 1, 2, 31, 32, 33, 97, 129, 400, 1025, 3111)
 
 
 def test_every_operator_has_a_default() -> None:
-    """Operators that compute something are covered; `empty_output` is torch's own on devices other than the CPU."""
+    """Every operator that computes something has a default; `empty_output` is torch's own except on the CPU."""
     names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("rec_sdk::"))
     assert sorted([*KERNELS, "empty_output"]) == sorted(name.removeprefix("rec_sdk::") for name in names)
     assert torch.ops.rec_sdk.empty_output(torch.empty(0, device="meta"), 3, 4).shape == (3, 4)
@@ -35,7 +35,7 @@ def test_a_formula_names_the_coefficients_of_its_kernel(optimizer: str) -> None:
 
 
 def assert_same_bits(name: str, arguments: Arguments, device: torch.device) -> Arguments:
-    """Checks the result and all written tensors against plain torch; returns the arguments after its call."""
+    """Compares the result and all written tensors with plain torch; returns plain torch's arguments after its call."""
     there = moved(arguments, device)
     found, expected = good_calls(device)[name][0](**there), default(name, **arguments)
     compared = {key: (there[key], arguments[key]) for key in arguments if isinstance(arguments[key], torch.Tensor)}
@@ -58,7 +58,7 @@ def draw(name: str, limit: int, size: int, generator: torch.Generator) -> tuple[
 
 
 def sums(choose: random.Random, generator: torch.Generator, dim: int) -> Arguments:
-    """Draws arguments that update_rows and accumulate_rows share, with hot rows and gradients of many shapes."""
+    """Draws the arguments that update_rows and accumulate_rows share, with hot rows and gradients of many shapes."""
     lengths = [choose.choice(LENGTHS) for _ in range(choose.randint(1, 9))]
     offsets = np.cumsum([0, *lengths]).astype(np.int32)
     count, extra = int(offsets[-1]), choose.choice([0, 3])
@@ -127,7 +127,7 @@ def parts(cache: torch.Tensor, layout: RecordLayout) -> list[torch.Tensor]:
 
 
 def batches(config: pytest.Config, salt: int) -> list[tuple[random.Random, torch.Generator]]:
-    """Returns random generators for the batches of the day; more in the full suite."""
+    """Returns a random generator for each batch; seeds depend on the day, and the full suite has more batches."""
     seeds = [hash((config.getoption("--day"), salt, i)) for i in range(60 if config.getoption("--full") else 6)]
     return [(random.Random(seed), torch.Generator().manual_seed(seed % 2**32)) for seed in seeds]
 

@@ -1,4 +1,4 @@
-"""Tables against torch's dense optimizers over all keywords, where every batch has every row."""
+"""Tables compared with torch's dense optimizers for all keywords, with batches that contain every row."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ VALUES: dict[type[torch.optim.Optimizer], dict[str, tuple[Any, ...]]] = {
 
 
 def accepted(cls: type[torch.optim.Optimizer], options: dict[str, Any]) -> bool:
-    """Returns whether torch and tables accept these keywords together."""
+    """Returns whether both torch and tables accept this combination of keywords."""
     if cls is not torch.optim.SGD:
         return True
     alone = options["momentum"] or not (options["dampening"] or options["nesterov"])
@@ -90,7 +90,8 @@ def test_equals_dense_torch_in_float64(cls: type[torch.optim.Optimizer], kernel:
     assert len(options) > 1
     tables = Tables([TableOptimizer.create(cls, each) for each in options], weights, device)
     dense = [torch.nn.Parameter(weights.double().clone()) for _ in options]
-    references: list[Any] = [cls([weight], **each) for weight, each in zip(dense, options, strict=True)]  # type: ignore[call-arg]
+    # type: ignore[call-arg]
+    references: list[Any] = [cls([weight], **each) for weight, each in zip(dense, options, strict=True)]
     for t in range(1, STEPS + 1):
         g = torch.randn(ROWS, DIM, generator=generator) * 0.5
         found = tables.step(g)
@@ -106,7 +107,10 @@ def test_equals_dense_torch_in_float64(cls: type[torch.optim.Optimizer], kernel:
 
 
 def test_dampening_applies_to_rows_touched_later(device: torch.device) -> None:
-    """This equals a dense parameter with zero gradients for the row: a parameter's first step counts, not a row's."""
+    """As with zero gradients in a dense parameter, dampening is omitted only in the first step of the whole parameter,
+    not in
+    a row's first step.
+    """
     options = {"lr": 1.0, "momentum": 0.5, "dampening": 0.25}
     tables = Tables([TableOptimizer.create(torch.optim.SGD, options)], torch.zeros(2, 1), device)
     dense = torch.nn.Parameter(torch.zeros(2, 1, dtype=torch.float64))
@@ -121,7 +125,7 @@ def test_dampening_applies_to_rows_touched_later(device: torch.device) -> None:
 
 
 def test_disabling_momentum_matches_torch(device: torch.device) -> None:
-    """Without momentum torch keeps the buffer unchanged, and uses it again later."""
+    """While momentum is 0, torch keeps the momentum buffer unchanged, and uses it again later."""
     options = {"lr": 0.1, "momentum": 0.5, "dampening": 0.25, "weight_decay": 0.1}
     tables = Tables([TableOptimizer.create(torch.optim.SGD, options)], torch.ones(2, 2), device)
     dense = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))

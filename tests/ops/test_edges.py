@@ -1,4 +1,4 @@
-"""Degenerate operands, and devices that do not match, give an error or an empty result."""
+"""Degenerate operands and mismatched devices cause an error or an empty result."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_every_operator_has_a_good_call() -> None:
 
 
 def to_other_device(value: Any, device: str, every: bool = False) -> Any:
-    if isinstance(value, list):  # only the last of several, unless all are to move
+    if isinstance(value, list):  # of several tensors only the last moves, unless all are to move
         return [g.to(device) if every or g is value[-1] else g for g in value]
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def mixes(name: str, device: torch.device, other: str) -> Iterator[tuple[str, Callable[..., object], Arguments]]:
-    """Yields calls with one tensor on another device, and with all but one there."""
+    """Yields calls with one tensor on another device, and calls with all tensors but one on the other device."""
     operator, arguments = good_calls(device)[name]
     tensors = [key for key, value in arguments.items() if isinstance(value, torch.Tensor | list)]
     for one in tensors:
@@ -52,7 +52,7 @@ def test_good_calls(name: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str, device: torch.device) -> None:
-    """opcheck runs with every argument, without optional ones, and with 16-bit weights."""
+    """torch's opcheck runs with every argument, without optional arguments, and with 16-bit weights."""
     operator, every = good_calls(device)[name]
     overload: Any = getattr(operator, "default", operator)
     optional = every.keys() & {"grad_column", "scale", "per_sample_weights"}
@@ -112,7 +112,7 @@ def test_records_of_no_bytes(device: torch.device) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
 def test_dims_whose_products_overflow(optimizer: str, dtype: torch.dtype, dim: int, device: torch.device) -> None:
     operator, arguments = good_calls(device)["update_rows"]
-    for width in (0, 16, 32):  # possible values of a product that has wrapped
+    for width in (0, 16, 32):  # values that a product may have after an integer overflow
         cache = torch.zeros(5, width, dtype=torch.uint8, device=device)
         given = {"cache": cache, "optimizer": optimizer, "dim": dim, "weight_dtype": dtype}
         with pytest.raises(RuntimeError, match=rf"dim must be in \[1, {2**30}\], got {dim}"):
@@ -157,7 +157,7 @@ def test_strides_of_single_rows_do_not_matter(device: torch.device) -> None:
 @pytest.mark.contents
 @pytest.mark.parametrize("seed", range(4))
 def test_random_arguments_raise_or_pass(seed: int, pytestconfig: pytest.Config) -> None:
-    """In a separate process: whatever the arguments, the process ends normally."""
+    """The calls run in a separate process, which must end normally whatever the arguments are."""
     program = f"import test_edges; test_edges.fuzz({seed}, 400); print('through')"
     if pytestconfig.getoption("--operators") == "default":
         program = f"import default_operators; default_operators.stand_in('cpu'); {program}"

@@ -1,6 +1,6 @@
-"""With extreme numbers, every optimizer is at least as accurate as its class in float32, against float64.
+"""With extreme numbers, every optimizer is at least as close to float64 results as its class in float32.
 
-Extreme are gradients whose squares underflow or overflow, betas of 0 and close to 1, an eps and an lr of 0. See
+Extreme numbers are gradients whose squares underflow or overflow, betas of 0 or close to 1, and eps or lr of 0. See
 "Extreme numbers" in docs/optimizers.md.
 """
 
@@ -34,7 +34,7 @@ Parts = list[torch.Tensor]
 
 
 def options_of(row: Row) -> Iterator[dict[str, Any]]:
-    """Yields the keywords to try: the row's, with extreme betas, eps and lr where its class has them."""
+    """Yields the keywords to try: the row's own, with extreme betas, eps and lr if its class has them."""
     betas = [{"betas": pair} for pair in BETAS] if "betas" in row.spec.options else [{}]
     eps = [{"eps": 0.0}, {"eps": 1e-8}] if "eps" in row.spec.options else [{}]
     for parts in itertools.product(betas, eps, LEARNING_RATES, row.extremes):
@@ -42,7 +42,9 @@ def options_of(row: Row) -> Iterator[dict[str, Any]]:
 
 
 def gradients() -> torch.Tensor:
-    """Returns gradients `[steps, rows, columns]`: every sequence of two, followed by another."""
+    """Returns gradients `[steps, rows, columns]`: every sequence of two extreme gradients, followed by another
+    gradient.
+    """
     sequences = torch.tensor(list(itertools.product(GRADIENTS, GRADIENTS, LAST)))
     return (sequences.t()[:, :, None] * torch.tensor(COLUMNS)).repeat(1, len(WEIGHTS), 1)
 
@@ -122,12 +124,11 @@ class Tables:
 def check(found: Parts, exact: Parts, single: Parts, nudged: Parts, before: Parts, kept: torch.Tensor) -> None:
     """Checks that each number is as close to `exact` as `single` (the class in float32), or is not finite in both.
 
-    Where terms cancel, the error of one number is random, and another processor rounds differently. So it suffices to
-    be
-    as close as `nudged`, the class in float32 with `before` perturbed by a rounding.
+    Where terms cancel, the error of a single number is random, and another processor rounds differently. So it suffices
+    to be as close as `nudged`, the class in float32 with `before` perturbed by a rounding.
 
-    Where only `single` is not finite, the number must be no further from `exact` than without a step, except for decay.
-    Only the share `kept` of a state `before` remains after an update.
+    Where only `single` is not finite, the number must be no further from `exact` than `before` is, except for decay.
+    `kept` is the fraction of a state that an update keeps.
     """
     for part, all_of_part in enumerate(zip(found, exact, single, nudged, before, strict=True)):
         ours, right, rough, other, old = (numbers.double() for numbers in all_of_part)
@@ -143,7 +144,7 @@ def check(found: Parts, exact: Parts, single: Parts, nudged: Parts, before: Part
 
 
 def perturbed(parts: Parts) -> Parts:
-    """Shifts the parts by a rounding up and down in turns, so that errors of cancelling terms add up."""
+    """Shifts the parts alternately up and down by one rounding error, so that errors of cancelling terms add up."""
     shift = 2.0**-23
     return [part * (1 - shift if place % 2 else 1 + shift) for place, part in enumerate(parts)]
 

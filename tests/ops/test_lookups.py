@@ -1,4 +1,6 @@
-"""lookup_sequence equals indexing; lookup_pooled and pooled_weights_grad equal torch and write nothing else."""
+"""lookup_sequence equals indexing; lookup_pooled and pooled_weights_grad equal torch's results and write
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ def test_equals_embedding_bag(dim: int, dtype: torch.dtype, weighted: bool, devi
     bags = make_bags(LENGTHS, 4, dim, dtype, device)
     sample_weights = bags.sample_weights if weighted else None
     found = bags.lookup(sample_weights, 0, bags.out.clone())
-    # Equal NaNs: nothing is written outside the slices.
+    # NaNs that are still equal show that nothing was written outside the slices.
     torch.testing.assert_close(found, pooled(bags, sample_weights), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 

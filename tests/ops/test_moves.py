@@ -32,7 +32,7 @@ def test_gather_and_scatter_are_indexing(bytes_: int, count: int, device: torch.
 
 
 def number_victims(leaves: torch.Tensor) -> torch.Tensor:
-    """Numbers the rows to move out; -1 for the others."""
+    """Numbers the rows that move out of the cache; other rows have -1."""
     return torch.where(leaves, leaves.cumsum(0) - 1, -1).int()
 
 
@@ -47,7 +47,7 @@ def check(cache: torch.Tensor, slots: torch.Tensor, leaves: torch.Tensor, device
 @pytest.mark.parametrize("bytes_", [1, 16, 48, 272, 4096, 70_000])
 @pytest.mark.parametrize("count", [0, 1, 100, 2900])
 def test_a_swap_is_indexing(bytes_: int, count: int, device: torch.device) -> None:
-    """Slots are all occupied, all free, alternating, and as in full and partly filled tables."""
+    """Tries slots that are all occupied, all free, or mixed in two patterns."""
     count = min(count, 1_000_000 // bytes_)
     slots = torch.randperm(count + 10)[:count]
     cache = random_bytes(count + 10, bytes_)
@@ -57,7 +57,7 @@ def test_a_swap_is_indexing(bytes_: int, count: int, device: torch.device) -> No
 
 
 def test_more_rows_than_one_chunk_of_slots(device: torch.device) -> None:
-    """Kernels read the victim_indices of many rows at once: runs end at, before and after row 1024."""
+    """Kernels read the victim_indices of many rows at once; runs of victims end at, before and after row 1024."""
     count = 4096
     slots, cache = torch.randperm(count), random_bytes(count, 16)
     for begin in (1023, 1024, 1025):
@@ -85,7 +85,7 @@ def test_a_signal_interrupts_before_or_after_a_call(device: torch.device) -> Non
     before = signal.signal(signal.SIGALRM, interrupt)
     found = []
     try:
-        for delay in (1e-4 * 1.06**i for i in range(150)):  # by then the operator, fast or slow, has finished
+        for delay in (1e-4 * 1.06**i for i in range(150)):  # by now the operator has finished, whether fast or slow
             if found[-9:] == [True] * 9:
                 break
             there, called = cache.to(device, copy=True), list[None]()
@@ -106,7 +106,7 @@ def test_a_signal_interrupts_before_or_after_a_call(device: torch.device) -> Non
     assert any(found)
 
 
-# ---- with a lookup in the same call
+# ---- swaps with a lookup in the same call
 
 
 def records(rows: int, layout: RecordLayout) -> torch.Tensor:
@@ -117,7 +117,7 @@ def records(rows: int, layout: RecordLayout) -> torch.Tensor:
 
 
 def calls(layout: RecordLayout, lookups: int, coming: int, leaves: torch.Tensor | None) -> tuple[Arguments, Arguments]:
-    """Returns the arguments of a swap on the CPU, and of its lookups; without victims if `leaves` is None."""
+    """Returns the arguments of a swap on the CPU and of its lookups; with `leaves` None, the swap has no victims."""
     slots = torch.randperm(SLOTS)[:coming]
     swap = {"cache": records(SLOTS, layout), "slots": int32(slots), "rows": records(coming, layout)}
     swap |= {"victim_indices": None, "victims": None}
@@ -130,7 +130,7 @@ def calls(layout: RecordLayout, lookups: int, coming: int, leaves: torch.Tensor 
 
 
 def bags(lookups: int, dim: int, weighted: bool) -> Arguments:
-    """Draws two features of bags, the second a mean."""
+    """Draws bags of two features; the second feature has mean pooling."""
     samples = 7
     inner = torch.randint(0, lookups + 1, (2 * samples - 1,)).sort().values
     return {

@@ -36,7 +36,7 @@ _kept.restype = ctypes.c_int64
 
 
 def _flush() -> None:
-    """Evicts kept blocks by allocating one odd size."""
+    """Makes the allocator drop its kept blocks, by allocating an unusual size."""
     gc.collect()
     for _ in range(80):
         empty_output((1 << 12, 257), CPU)

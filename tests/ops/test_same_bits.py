@@ -1,4 +1,4 @@
-"""The same inputs give the same bits: the documented order, at any thread count, on any instruction set.
+"""Results are bit-identical for the same inputs: sums follow the documented order with any threads and instruction set.
 
 `test_default_operators.py` covers other devices.
 """
@@ -30,7 +30,7 @@ BLOCK = 32
 
 
 def reference_sum(terms: torch.Tensor) -> torch.Tensor:
-    """Sums blocks of 32 in order, then combines the block sums like a binary counter; left + right."""
+    """Sums blocks of 32 in order, then combines the block sums like a binary counter, each time left + right."""
     stack: list[torch.Tensor] = []
     for i, block in enumerate(terms.split(BLOCK)):
         total = block[0]
@@ -111,13 +111,14 @@ def run_everything(dim: int, dtype: torch.dtype, device: torch.device | str = "c
     return [r.contiguous().view(torch.uint8).cpu() for r in results]
 
 
-CONFIGURATIONS = [(name, count) for name in available_isas() for count in (1, 5)][1:]  # the first is the reference
+# the first result is the reference
+CONFIGURATIONS = [(name, count) for name in available_isas() for count in (1, 5)][1:]
 DIMS = (1, 3, 20, 64, 130)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Selects all pairs in the full suite; otherwise every width with one dtype, another each day."""
+    """Selects all pairs in the full suite; otherwise every width with one dtype, which depends on the day."""
     if metafunc.function is test_threads_and_instruction_sets:
         full, day = (metafunc.config.getoption(name) for name in ("--full", "--day"))
         pairs = [(i, j) for i in range(len(DIMS)) for j in range(len(DTYPES)) if full or (i + j + day) % 3 == 0]

@@ -25,7 +25,7 @@ def updated(
     seeds: torch.Tensor | None = SEEDS,
     row: torch.Tensor | None = None,
 ) -> Cache:
-    """Returns the cache after one update of all rows, half of each table, by -`steps`."""
+    """Returns the cache after one update that adds -`steps` to all rows; each of two tables has half of them."""
     count, dim = weights.shape
     states = [torch.zeros(count, elements) for elements in states_of(optimizer, dim)]
     cache = Cache(torch.zeros(count, dim), states, dtype, device)
@@ -74,7 +74,7 @@ def test_rounds_as_the_reference(dim: int, dtype: torch.dtype, device: torch.dev
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_at_the_edges(dtype: torch.dtype, device: torch.device) -> None:
-    """Infinity and NaN are kept; values beyond the largest number round to nearest; zero and exact values are kept."""
+    """Infinity, NaN, zero and exact values are unchanged; values beyond the largest number round to nearest."""
     largest = torch.finfo(dtype).max
     beyond = float(torch.tensor(largest).nextafter(torch.tensor(float("inf"))))
     step = largest - float(torch.tensor(largest, dtype=dtype).view(torch.int16).sub(1).view(dtype))
@@ -86,7 +86,7 @@ def test_values_at_the_edges(dtype: torch.dtype, device: torch.device) -> None:
     ids = torch.arange(64) * 1_000_003
     cache = updated(torch.zeros_like(values), -values, ids, dtype, device)
     found = cache.weights.cpu()
-    if device.type == "npu":  # its vector unit flushes subnormal floats to zero
+    if device.type == "npu":  # the vector unit of this device flushes subnormal floats to zero
         values, found = values[:, :-1], found[:, :-1]
     assert bits(found) == bits(expected(values, ids, dtype)[:, : found.shape[1]])
     assert found[:, [0, 3]].eq(largest).all()
@@ -124,7 +124,7 @@ def test_all_optimizers_round_what_float32_gives(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_is_unbiased(dtype: torch.dtype, device: torch.device) -> None:
-    """In every column the mean over many ids is the value, within four standard deviations."""
+    """In every column, the mean over many ids equals the exact value within four standard deviations."""
     count, dim = 4096, 16
     generator = torch.Generator().manual_seed(2)
     ulp = torch.finfo(dtype).eps

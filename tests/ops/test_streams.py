@@ -1,4 +1,7 @@
-"""The stream and device on which an operator runs, and the memory that it uses meanwhile. The reference is the CPU."""
+"""The stream and device on which an operator runs, and the memory that it uses while it runs.
+
+Results are compared with the CPU's.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from op_batches import coefficients, int32
 
 import rec_sdk_torch.ops  # noqa: F401
 
-ROWS, LOOKUPS, DIM = 20, 5000, 8  # rows hot enough for a workspace
-EACH = 50  # rows of each of several gradients
+ROWS, LOOKUPS, DIM = 20, 5000, 8  # every row has enough lookups to need a workspace
+EACH = 50  # rows of each gradient, if there are several
 
 
 def operands() -> list[torch.Tensor]:
@@ -39,7 +42,7 @@ def scatter(records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *_: 
 def step_of_several(
     records: torch.Tensor, slots: torch.Tensor, grad: torch.Tensor, *rest: torch.Tensor
 ) -> torch.Tensor:
-    """Runs a step with 100 gradients; the operator's list of them is gone when the kernels run."""
+    """Runs a step with 100 gradients, whose list is freed before the kernels run."""
     tables, offsets, _, rates, rows, sources = rest
     args = (slots, tables, offsets, rows, sources, None, None, rates, "sgd", DIM, torch.float32)
     torch.ops.rec_sdk.update_rows(records, list(grad.split(EACH)), *args)
@@ -83,7 +86,7 @@ def npu_gate(made: list[ctypes.Array[ctypes.c_char]]) -> Gate:
 def cuda_gate(stream: torch.Stream) -> Callable[[], object]:
     """Blocks the stream for half a second; opens by itself, so that the test ends even if CUDA waits for the stream."""
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(1_000_000_000)  # cycles: half a second
+        torch.cuda._sleep(1_000_000_000)  # number of cycles, about half a second
     return lambda: None
 
 

@@ -1,6 +1,7 @@
-"""Sums of a row's gradients in update_rows and accumulate_rows: against float64, with equal bits for other layouts.
+"""Sums of a row's gradients in update_rows and accumulate_rows, compared with float64 and between layouts.
 
-Gradients may be one tensor or one per feature, and rows with many lookups may be listed as hot: neither changes bits.
+Gradients may be one tensor or one per feature, and rows with many lookups may be listed as hot: results stay bit-
+identical.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def one_segment(grad: torch.Tensor) -> Arguments:
 @HIT_KINDS
 @pytest.mark.parametrize("hits", HITS)
 def test_many_hits_in_one_update(kind: str, hits: int, device: torch.device) -> None:
-    """SGD with learning rate -1 leaves the sum in a row of zeros."""
+    """SGD with learning rate -1 adds the summed gradients to a row of zeros, so the row is the sum."""
     grad = gradients(kind, hits)
     cache = Cache(torch.zeros(2, DIM), device=device)
     row, segment = coefficients(-1.0, device=device), one_segment(grad.to(device))
@@ -120,7 +121,7 @@ def test_a_window_of_many_single_hits(device: torch.device) -> None:
 @pytest.mark.parametrize("hits", [100_000, 1_000_000])
 def test_the_tolerance_detects_a_naive_sum(hits: int) -> None:
     grad = gradients("constant", hits)
-    # cumsum adds in sequence; sum would not
+    # cumsum adds in sequence, unlike sum
     naive = torch.from_numpy(np.cumsum(grad.numpy(), axis=0, dtype=np.float32)[-1])
     with pytest.raises(AssertionError):
         torch.testing.assert_close(naive.double(), grad.double().sum(0), **TOLERANCE)
@@ -215,7 +216,7 @@ class Features:
 @pytest.mark.parametrize("dim", [1, 8, 20, 64])
 @pytest.mark.parametrize("name", LENGTHS)
 def test_several_gradients_have_the_bits_of_one(name: str, dim: int, scaled: bool, device: torch.device) -> None:
-    """The sum is right as well."""
+    """Several gradient tensors give results bit-identical to one tensor, and the sum is correct."""
     batch, weights = Features(LENGTHS[name], dim, device, scaled), torch.randn(ROWS, dim)
     ways = (batch.grads, batch.several), ([batch.joined.to(device)], batch.one)
     for optimizer in ("sgd", "rowwise_adagrad", "adam"):
@@ -246,7 +247,7 @@ def test_strides_columns_and_a_gradient_given_twice(device: torch.device) -> Non
 
 
 def test_strides_of_a_gradient_without_elements_do_not_matter(device: torch.device) -> None:
-    """The gradient of a sum over no rows is an expanded number: torch calls it contiguous."""
+    """The gradient of a sum over no rows is an expanded scalar, which torch considers contiguous."""
     batch = Features([3, 0, 4], 8, device)
     first, _, last = batch.grads
     found = []

@@ -1,4 +1,6 @@
-"""update_rows: every optimizer matches torch's, 16-bit weights round once, padding is kept, tables may differ."""
+"""update_rows: every optimizer matches torch's, 16-bit weights round once, padding bytes are kept, and tables
+may differ.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ROWS, LOOKUPS, STEPS = 40, 150, 20
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Selects every optimizer with every width in the full suite; otherwise each with two of eight, others each day."""
+    """Selects every optimizer with every width in the full suite; otherwise with two of eight widths, chosen by
+    the day.
+    """
     if "row" in metafunc.fixturenames:
         full, day = (metafunc.config.getoption(name) for name in ("--full", "--day"))
         widths = DIMS if "dim" in metafunc.fixturenames else [None]
@@ -98,7 +102,7 @@ def test_rounding_to_nearest_even(dtype: torch.dtype, device: torch.device) -> N
         [
             bits,
             torch.nextafter(bits, torch.tensor(math.inf)),
-            ((bits[:-1].double() + bits[1:].double()) / 2).float(),  # ties
+            ((bits[:-1].double() + bits[1:].double()) / 2).float(),  # values halfway between two 16-bit numbers
             torch.tensor([65519.0, 65520.0, 3.4e38, -3.4e38]),
             torch.tensor([1e-45, 2.0**-25, 2.0**-25 * 1.0001, 2.0**-24 * 1.5]),
         ]

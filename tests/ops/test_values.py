@@ -1,4 +1,6 @@
-"""Every entry of `KERNELS`, overloads included: the device's kernel and plain torch against one line of torch."""
+"""Every entry of `KERNELS`, overloads included: the device's kernel and the default operator, each compared
+with one line of torch.
+"""
 
 from __future__ import annotations
 
