@@ -202,7 +202,7 @@ class Ours(Contender):
             self.forward(self._bags_of_one(ids))
 
     def fetch_rows(self, ids: torch.Tensor) -> None:
-        """Fetches rows into the cache unchanged, by a training-mode forward pass without a backward pass."""
+        """Fetches rows into the cache unchanged: runs a forward pass in training mode, but no backward pass."""
         self.forward(self.inputs(ids))
 
     def chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:

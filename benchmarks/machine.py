@@ -1,4 +1,4 @@
-"""The description of the machine on which figures were measured."""
+"""A description of the machine on which results were measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that computes the time of AscendC kernels on a chip from counters. The times are never measured.
+"""A model that estimates the time of AscendC kernels on a chip from counters. No time is measured.
 
 On each core the engines that copy in (MTE2), copy out (MTE3) and compute (vector) and the scalar unit that issues their
 instructions run in parallel. So a core takes as long as its busiest engine, and a launch as long as its slowest core. A
@@ -123,7 +123,7 @@ class EmulatedCounters:
         self._library.rec_sdk_ascendc_vector_cores.argtypes = (ctypes.c_void_p,)
 
     def vector_cores(self) -> int:
-        """Returns the number of vector cores of the emulated chip, on the default stream; a device must be in use."""
+        """Returns the emulated chip's number of vector cores on the default stream; requires a current device."""
         return int(self._library.rec_sdk_ascendc_vector_cores(None))
 
     def reset(self) -> None:
@@ -131,7 +131,7 @@ class EmulatedCounters:
         self._library.rec_sdk_emulator_reset_counters()
 
     def read(self) -> list[Kernel]:
-        """Returns every kernel that ran since the last reset; wait for the device first."""
+        """Returns the counters of every kernel since the last reset. The caller must first wait for the device."""
         text: bytes = self._library.rec_sdk_emulator_counters()
         kernels = []
         for name, values in json.loads(text).items():

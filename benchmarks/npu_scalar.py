@@ -140,7 +140,7 @@ def _machine_of(compiler: Sequence[str]) -> str:
     """Returns the compiler's target machine, a key of `MACHINES`.
 
     Raises:
-        CountingError: another machine.
+        CountingError: the target is not in `MACHINES`.
     """
     triple = _run([*compiler, "-dumpmachine"]).strip()
     name = triple.partition("-")[0]
@@ -213,7 +213,7 @@ def _run(command: Sequence[str]) -> str:
     """Runs a command; returns its output.
 
     Raises:
-        CountingError: it fails.
+        CountingError: the command fails.
     """
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True)

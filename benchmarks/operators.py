@@ -1,4 +1,4 @@
-"""The operators alone, on a batch that is already on the device and rows that are all resident."""
+"""Times of the operators alone, on a batch that is already on the device and with all rows resident."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def make_engine(
 ) -> Engine:
     """Builds an engine with one table of D = 1 and records of a 16-byte row.
 
-    `expected` is its `num_embeddings`, by default `rows`; `lifecycle` admits and evicts its ids.
+    `expected` is the table's `num_embeddings`, by default `rows`; `lifecycle` has the rules that admit and evict ids.
     """
     table = TableSpec(
         name="t",

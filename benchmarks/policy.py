@@ -24,7 +24,7 @@ COUNTERS = ("lookups", "unique_rows", "unique_misses", "rows_in", "rows_out")
 
 
 class Simulated:
-    """A simulated cache into which the rows of batches are swapped.
+    """A simulated cache: it counts which rows of batches would be swapped, without storing any row.
 
     Attributes:
         counters: the counters of COUNTERS, with the meaning that they have in the engine.
@@ -114,7 +114,7 @@ class OptimalCache(Simulated):
 
 
 class Trace(NamedTuple):
-    """Batches of ids below `rows`."""
+    """A named sequence of batches, whose ids are below `rows`."""
 
     name: str
     rows: int

@@ -27,7 +27,7 @@ CHECKED = 2
 
 @dataclass
 class _Entrant:
-    """A contender with its inputs for each batch, and its results."""
+    """A contender with its input for each batch, the results of its checks, and its times."""
 
     contender: Contender
     inputs: list[torch.Tensor]
@@ -50,7 +50,7 @@ class _Entrant:
 
 
 class StepCase:
-    """One optimizer and cache ratio on a pool's batches."""
+    """A case: one optimizer and one cache ratio, on the batches of a pool."""
 
     def __init__(
         self, workload: Workload, pool: Pool, ratio: float, rivals: Iterable[str], grad: torch.Tensor, seed: int

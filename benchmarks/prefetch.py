@@ -33,7 +33,7 @@ class Segment:
 
     Attributes:
         seconds: mean seconds per step.
-        planned: batches that were planned ahead before the first step.
+        planned: number of batches that were planned ahead before the first step.
         counters: `cache_stats` of the timed steps, including prefetched batches, which are counted when planned.
         losses: losses of every step, including the untimed steps.
         waited: share of the timed steps that the training thread spent on plans and swaps.

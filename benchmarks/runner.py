@@ -58,9 +58,10 @@ class Option:
     """A command-line option: a switch if the default is a boolean, several values if it is a list.
 
     Attributes:
-        quick: value with --quick, a short run that tests the benchmark itself; None: the default.
-        full: value with --full; None: the default.
-        kind: argparse type; None: the default's type, or positive integers without a default.
+        quick: value with --quick, a short run that tests the benchmark itself; None means the default.
+        full: value with --full; None means the default.
+        kind: argparse type; None means the default's type (integers must be positive), or a path if the default is
+            None.
     """
 
     default: Any = None
@@ -234,7 +235,7 @@ class Benchmark:
     Attributes:
         run: a function of the options that yields rows.
         targets: the targets that are judged at the end, or a function of all rows that returns them.
-        threads: torch threads; None: all.
+        threads: number of torch's threads; None leaves it unchanged.
         malloc: whether to restart with glibc's malloc set to keep freed blocks.
         check: a function that returns what is wrong with the options, or None.
     """

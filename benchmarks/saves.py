@@ -117,7 +117,7 @@ def checkpoint(options: argparse.Namespace) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall-clock seconds of a call, and processor seconds of this thread."""
+    """Wall-clock seconds of a call, and the processor seconds that this thread used for it."""
 
     wall: float
     cpu: float
@@ -208,7 +208,7 @@ def steps_beside(training: Training, folder: Path, rounds: int) -> Iterator[Row]
     records = np.ones((training.rows, training.record_bytes), np.uint8)
 
     def until(done: Callable[[], bool], name: str) -> int:
-        """Runs at least one step and continues until the other task is done; returns the number of steps."""
+        """Runs steps, at least one, until `done` returns true; returns the number of steps."""
         before = len(steps[name])
         steps[name].append(training.step())
         while not done():

@@ -110,13 +110,13 @@ def run_ranks(workload: Workload, ids: Distribution, world_size: int, warm: int,
 
 
 def least_bytes(workload: Workload, unique_ids: float, world_size: int) -> float:
-    """Computes the least bytes per step and rank with evenly spread ids: each distinct id, its row and its gradient."""
+    """Computes the minimum bytes per step and rank if ids are spread evenly: each distinct id, its row and gradient."""
     dim = sum(workload.dims) / len(workload.dims)
     return unique_ids * (1 - 1 / world_size) * (8 + 2 * 4 * dim)
 
 
 def model_devices(workload: Workload, case: Row, devices: int, size: int) -> Row:
-    """Models the exchange of a step between devices with one rank's batch each, in machines of `size`. MODELLED.
+    """Models the exchange of a step between `devices` devices, `size` in each machine, each with one rank's batch.
 
     With two levels, a rank first sends within its machine all ids that belong to another local rank. Then it sends to
     other machines all ids that do not belong to its own machine.

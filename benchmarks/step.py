@@ -1,4 +1,4 @@
-"""The step benchmark: forward, backward and update of one batch, alternating between our tables and other libraries."""
+"""The step benchmark: forward, backward and update of one batch, with our tables and other libraries' tables."""
 
 from __future__ import annotations
 

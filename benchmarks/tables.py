@@ -31,7 +31,7 @@ def import_torchrec() -> Any:
 
 
 def configs(sizes: Sequence[tuple[int, int]], **more: Any) -> list[dict[str, Any]]:
-    """Builds the config fields of one table per (rows, D): table `t0` with feature `f0`, `t1` with `f1`, and so on."""
+    """Returns the config fields of one table per (rows, D): table `t0` with feature `f0`, `t1` with `f1`, and so on."""
     return [
         {"name": f"t{i}", "feature_names": [f"f{i}"], "num_embeddings": rows, "embedding_dim": dim, **more}
         for i, (rows, dim) in enumerate(sizes)
@@ -53,7 +53,7 @@ def make_collection(
         optimizer: the optimizer's class.
         keywords: the optimizer's keywords.
         pooled: whether the output is pooled.
-        prefix: prefix of the class; configs have the same, or `config_prefix`.
+        prefix: prefix of the class; the config classes have the same prefix, or `config_prefix` if it is passed.
         options: further arguments of the collection.
     """
     torchrec = import_torchrec()

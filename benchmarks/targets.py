@@ -62,7 +62,7 @@ def _step_targets(fast: bool) -> list[Target]:
 
 
 def cpu_targets(rows: Sequence[Row]) -> list[Target]:
-    """Returns all targets; comparisons with torch depend on the measured copy bandwidth of one thread."""
+    """Returns all targets for the CPU; the ones relative to torch depend on the copy bandwidth of one thread."""
     copies = [row for row in rows if row.get("table") == "copy" and row["threads"] == 1]
     fast = any(row["copy_bytes_per_second"] >= FAST_COPY for row in copies)
     plans = [

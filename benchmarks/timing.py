@@ -1,4 +1,4 @@
-"""Clocks, and functions that run contenders in turn or in separate processes."""
+"""Clocks, and functions that run contenders alternately or in separate processes."""
 
 from __future__ import annotations
 

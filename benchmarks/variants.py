@@ -61,7 +61,7 @@ class FbgemmCase:
     Attributes:
         options: constructor arguments; enum members by name.
         weighted: whether there are per-sample weights that need a gradient.
-        ranks: number of ranks with different batch sizes per feature; 0: all have one size.
+        ranks: number of ranks with different batch sizes per feature; 0 if all features have one batch size.
         shared: whether a table has two features instead of one.
         bag: ids per bag.
     """
@@ -132,7 +132,7 @@ class FbgemmSteps:
         self.outputs: list[torch.Tensor] = []
 
     def step(self) -> float:
-        """Returns the processor seconds of a step, not counting the making of batch and gradient; keeps the output."""
+        """Runs a step and keeps its output; returns its processor seconds without building batch and gradient."""
         count, weights = int(self._offsets[-1]), None
         ids = (torch.rand(count, generator=self._generator, dtype=torch.float64) ** 4 * self._rows).long()
         if self._case.weighted:
@@ -184,7 +184,7 @@ FIXED, PER_TABLE = 150.0, 1.0
 
 
 class Batches:
-    """Batches of `lookups` uniform ids, divided among the tables: one id per bag, the last bags empty."""
+    """Batches of `lookups` uniform ids, divided among the tables. A bag has one id; the last bags are empty."""
 
     def __init__(self, tables: int, lookups: int) -> None:
         self.keys = [f"f{i}" for i in range(tables)]
@@ -274,7 +274,7 @@ BATCHES, WARM_UP = 4, 3
 
 @dataclass(frozen=True)
 class OptimizerCase:
-    """An optimizer, its keywords besides `lr`, and the dtype of the weights."""
+    """An optimizer, its keywords except `lr`, and the dtype of the weights."""
 
     cls: type[torch.optim.Optimizer]
     options: dict[str, Any] = field(default_factory=dict)
@@ -285,7 +285,7 @@ class OptimizerCase:
         return {"lr": 0.01, **self.options}
 
     def step_bytes(self, dim: int, lookups: int, unique: float) -> float:
-        """Computes the bytes of ids, outputs, gradients, weights and records, as the copy bound of `cpu` does."""
+        """Computes the bytes that the copy bound counts: ids, outputs, gradients, weights and records."""
         dtype = torch.bfloat16 if self.weights is DataType.BF16 else torch.float32
         optimizer = TableOptimizer.create(self.cls, self.keywords)
         record = record_layout(TableConfig("t", 1, dim, weight_dtype=dtype), optimizer).bytes

@@ -52,9 +52,9 @@ class Problem:
 
     Attributes:
         data: samples whose ids are less than the rows of their table, since other libraries' tables have no id map.
-        tables: name -> (rows, its features).
+        tables: a dict from a table's name to (number of rows, names of its features).
         pooled: whether each sample has a bag per feature; otherwise a sequence.
-        model: (tables, D) -> the whole model.
+        model: a function (tables, D) that returns the whole model.
     """
 
     data: ClickData
@@ -65,7 +65,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Tables:
-    """A contender's tables; `optimizer` is None if the backward pass updates them."""
+    """A contender's tables, with their optimizer; it is None if the backward pass updates the tables."""
 
     module: nn.Module
     optimizer: KeyedOptimizer | None
@@ -109,7 +109,7 @@ PROBLEMS: dict[str, Callable[[int, int, int], Problem]] = {"dlrm": criteo_shape,
 
 
 def optimizer_of(model: nn.Module, tables: Tables) -> KeyedOptimizer:
-    """Builds the tables' optimizer, if it needs steps, combined with Adam for the rest of the model."""
+    """Builds Adam for the dense part, combined with the tables' optimizer if the backward pass does not update them."""
     return CombinedOptimizer([*filter(None, [tables.optimizer]), dense_optimizer(model, 1e-3)])
 
 

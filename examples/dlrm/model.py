@@ -44,7 +44,7 @@ class DensePart(nn.Module):
 
 
 class DLRM(nn.Module):
-    """The whole model.
+    """A whole DLRM: the embeddings of any collection, and the dense part.
 
     `embeddings` is any module from a KeyedJaggedTensor to a KeyedTensor of `features` embeddings with `dim` columns
     each: torchrec's EmbeddingBagCollection, an EmbCacheEmbeddingBagCollection, ...

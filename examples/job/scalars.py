@@ -21,8 +21,8 @@ PANELS = {
 
 
 class Scalars:
-    """A receiver of scalars with the interface of TensorBoard's SummaryWriter; with a folder, it also passes them on to
-    one.
+    """A receiver of scalars with the interface of TensorBoard's SummaryWriter; with a folder, it also passes scalars to
+    such a writer.
 
     `CacheLog` counts steps from the start of the process. Steps here count from the start of the job, over all its
     processes.

@@ -91,7 +91,7 @@ class VersionWriter:
         self._writing = saving, state, "delta" if incremental else "full"
 
     def poll(self) -> None:
-        """Completes the version if its tables are written; does not wait for them."""
+        """Completes the version if its tables have been written; does not wait for them."""
         if self._writing is not None and self._writing[0].done():
             self.finish()
 

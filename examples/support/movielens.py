@@ -80,7 +80,7 @@ def _lines(path: Path, separator: str, parse: Callable[[list[str]], T]) -> Itera
 
 
 def read_ratings(folder: Path) -> list[Rating]:
-    """Reads all ratings, in the file's order, which is random."""
+    """Reads all ratings in the order of the file, which is random."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; --movielens takes the one that holds u.data, u.user and u.item")
     return list(_lines(folder / "u.data", "\t", _rating))

@@ -25,7 +25,7 @@ class TableOptimizer:
         return {"lr": lr} if self.eps is None else {"lr": lr, "eps": self.eps}
 
     def create(self, parameters: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-        """Creates the optimizer, for tables that are not updated in the backward pass."""
+        """Creates the optimizer. It is for tables that are not updated in the backward pass."""
         return self.optimizer_class(parameters, **self.options(lr))  # type: ignore[arg-type]  # of torch's classes
 
 

@@ -37,7 +37,7 @@ class Schedule:
 
     @property
     def global_batch(self) -> int:
-        """The samples of a step on all ranks together."""
+        """Number of samples of a step on all ranks together."""
         return self.batch_size * self.ranks
 
     def steps(self, samples: int) -> int:
@@ -141,7 +141,7 @@ def _mean_over_ranks(value: Tensor) -> Tensor:
 
 
 class Monitor:
-    """A recorder of the curves, which also shows them: in a progress bar or, without a terminal, in a few lines."""
+    """A recorder of the curves that also shows the progress: in a bar or, without a terminal, in a few lines."""
 
     def __init__(
         self,

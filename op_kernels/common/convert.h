@@ -101,7 +101,7 @@ struct Float16 {
   }
 };
 
-// Calls f(Format{}) with the format of a dtype.
+// Calls f(Format{}), where Format is the storage format of a dtype.
 template <class F>
 REC_SDK_INLINE void with_format(DType dtype, const F& f) {
   switch (dtype) {

@@ -1,4 +1,4 @@
-// Selects the instruction set once, when the library is loaded.
+// Selects the instruction set of the CPU kernels once, when the library is loaded.
 #include <atomic>
 #include <cstring>
 

@@ -29,7 +29,7 @@ struct CpuKernels {
 const CpuKernels& cpu_kernels();
 
 // Selects a table by name ("" = the best); returns false, without effect, if this build or machine lacks it.
-// For tests.
+// Used by tests.
 bool select_cpu_isa(const char* name);
 
 }  // namespace rec_sdk

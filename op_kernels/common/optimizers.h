@@ -48,9 +48,9 @@ struct DecayedSgd : WithL2<Sgd, 2> {
 };
 
 // torch.optim.SGD with momentum. The step is of_gradient * gradient + of_buffer * buffer: the buffer alone,
-// or both with Nesterov's momentum. sign is -1 with `maximize`. kept is momentum and taken is 1 - dampening,
-// but 1 in the first update. If momentum is 0, the step is the gradient alone, and the buffer does not
-// change.
+// or both terms with Nesterov's momentum. sign is -1 with `maximize`. kept is momentum and taken is 1 -
+// dampening, but 1 in the first update. If momentum is 0, the step is the gradient alone, and the buffer does
+// not change.
 struct MomentumSgd : ElementwiseOptimizer {
   static const char* name() { return "momentum_sgd"; }
   static const char* coefficients() { return "lr sign weight_decay kept taken of_gradient of_buffer"; }
@@ -75,7 +75,8 @@ struct MomentumSgd : ElementwiseOptimizer {
   }
 };
 
-// SGD with momentum and a rate per row, proportional to the norm of the weight over the norm of the gradient.
+// SGD with momentum and a learning rate per row, which is proportional to the norm of the weight divided by
+// the norm of the gradient.
 struct LarsSgd {
   static const char* name() { return "lars_sgd"; }
   static const char* coefficients() { return "scaled_lr momentum weight_decay"; }
@@ -131,8 +132,8 @@ struct DecayedAdagrad : WithL2<Adagrad, 3> {
   explicit constexpr REC_SDK_HD DecayedAdagrad(const float* c) : WithL2(c) {}
 };
 
-// torch.optim.Adadelta: the gradient is divided by the root of its average square, and multiplied by the root
-// of the average square of former steps.
+// torch.optim.Adadelta: the gradient is divided by the root of the moving average of squared gradients, and
+// multiplied by the root of the moving average of squared earlier steps.
 struct Adadelta : ElementwiseOptimizer {
   static const char* name() { return "adadelta"; }
   static const char* coefficients() { return "lr eps rho one_minus_rho"; }

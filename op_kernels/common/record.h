@@ -8,7 +8,8 @@ namespace rec_sdk {
 
 enum class DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
-// The most elements of a weight or a state. Small enough that sizes computed from it stay within 64 bits.
+// The maximum number of elements of a weight or a state. It is small enough that sizes computed from it fit
+// in 64 bits.
 constexpr int64_t kMaxDim = int64_t{1} << 30;
 constexpr int64_t kMaxStates = 4;
 constexpr int64_t kStateAlignment = 4;

@@ -7,7 +7,7 @@
 namespace rec_sdk {
 namespace REC_SDK_ISA {
 
-// Return the smaller or the larger of the two numbers. A NaN value stays a NaN.
+// at_most returns the smaller and at_least the larger of the two numbers. A NaN value stays a NaN.
 constexpr REC_SDK_HD float at_most(float value, float bound) { return bound < value ? bound : value; }
 constexpr REC_SDK_HD float at_least(float value, float bound) { return value < bound ? bound : value; }
 
@@ -18,9 +18,9 @@ constexpr REC_SDK_HD T steps_since(const T& last, float iter) {
   return at_most(last, 1.0f) * ((iter - 1.0f) - last) + 1.0f;
 }
 
-// Sets *e = exp(x) - 1, where y = x / 256. The caller must have set *e to y / 720. It does not use libm,
-// whose results differ between machines. It evaluates the series at y, and then doubles the argument eight
-// times. The relative error is about 1e-6, for tiny x too.
+// Sets *e = exp(x) - 1, where y = x / 256. The caller must have set *e to y / 720. libm is not used, because
+// its results differ between machines. The function evaluates the power series at y, and then doubles the
+// argument eight times. The relative error is about 1e-6, also for tiny x.
 template <class T>
 constexpr REC_SDK_HD void expm1_of_256_times(T* e, const T& y) {
   *e = *e + 1.0f / 120;

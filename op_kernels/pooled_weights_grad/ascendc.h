@@ -165,7 +165,7 @@ class WeightsGradient {
   static constexpr bool kWidens = sizeof(Stored) != sizeof(float);
   static constexpr int64_t kWidestPanel = 240, kWidestLoad = kWidens ? 512 : kWidestPanel;  // columns
   static constexpr int64_t kShare = 16;  // the bags of a tile are planned in 16ths of its rows
-  // Bytes of UB per column of a row without its products, per column of a product, and per row.
+  // Bytes of UB: per column of a row without its products, per column of the products, and per row.
   static constexpr int64_t kBytesOfValue = kWidens ? 2 * sizeof(Stored) + sizeof(float) : 0;
   static constexpr int64_t kBytesOfProduct = kWidens ? sizeof(float) : 2 * sizeof(float);
   static constexpr int64_t kBytesOfRow =

@@ -5,7 +5,7 @@ namespace rec_sdk {
 namespace cuda {
 namespace {
 
-// Swaps rows of the cache. The same thread reads a word of a slot and writes it, so no synchronization is
+// Swaps rows of the cache. A word of a slot is read and written by the same thread, so no synchronization is
 // needed.
 struct RowExchange : SwapRows {
   explicit RowExchange(const SwapRows& a) : SwapRows(a) {}

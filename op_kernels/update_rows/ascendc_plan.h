@@ -1,4 +1,5 @@
-// Host side of update_rows and accumulate_rows: the workspace, and the cores of each launch.
+// Host side of update_rows and accumulate_rows: the layout of the workspace, and the number of cores of each
+// launch.
 #pragma once
 
 #include "op_kernels/common/ascendc/blocks.h"

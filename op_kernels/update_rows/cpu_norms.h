@@ -10,7 +10,7 @@ namespace rec_sdk {
 namespace REC_SDK_ISA {
 
 // Returns the largest magnitude, or NaN if any element is NaN. The bits of magnitudes are compared as
-// integers, in which order NaN is above infinity.
+// integers; in this order NaN is above infinity.
 template <int64_t kDim>
 REC_SDK_INLINE float largest_magnitude(const float* __restrict g, int64_t count) {
   const int64_t dim = kDim > 0 ? kDim : count;

@@ -1,4 +1,4 @@
-// Device side: the division of the bags of a pooled lookup among cores, and the position of each bag in the
+// Device side: divides the bags of a pooled lookup among cores, and computes the position of each bag in the
 // output.
 #pragma once
 

@@ -56,7 +56,7 @@ class IndexWindows {
 
   // Returns an element that reach() fetched, at most half a window before the latest one fetched.
   __aicore__ inline int32_t at(int a, int64_t i) const { return windows_[a].GetValue(place(i)); }
-  // Returns a fetched element of an array of floats, like at().
+  // Returns an element of an array of floats; otherwise the same as at().
   __aicore__ inline float float_at(int a, int64_t i) const {
     return windows_[a].template ReinterpretCast<float>().GetValue(place(i));
   }
@@ -65,7 +65,7 @@ class IndexWindows {
     return at(a, i);
   }
 
-  // Calls reach(i), and returns the end of the elements that are fetched as well.
+  // Calls reach(i), and returns the end of the elements in UB that follow element i.
   __aicore__ inline int64_t reached(int64_t i) {
     reach(i);
     return low_ + static_cast<int64_t>(span_);
@@ -93,7 +93,7 @@ class IndexWindows {
  private:
   __aicore__ inline static uint32_t place(int64_t i) { return static_cast<uint32_t>(i) % (2 * kWindow); }
 
-  // Implements reach(), and computes up to which element nothing needs to be done.
+  // Implements reach(), and computes the range of elements for which reach() needs to do nothing.
   __aicore__ inline void find(int64_t i) {
     const int64_t window = i / kWindow;
     const int half = static_cast<int>(window % 2);

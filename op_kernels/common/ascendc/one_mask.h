@@ -1,6 +1,6 @@
 // Vector instructions that share one mask. An instruction with a count sets and restores the mask, which
 // takes six instructions of the scalar unit. Here the mask is set once for many instructions. All calls use
-// the strided form, because in the counted form 950 uses the count instead of the mask.
+// the strided form, because in the form with a count, the chip 950 uses the count instead of the mask.
 #pragma once
 
 #include "op_kernels/common/ascendc/memory.h"
@@ -34,7 +34,8 @@ class OneMask {
                                             uint8_t block, uint8_t repeat) {
     AscendC::Add<float, false>(to, to, values, AscendC::MASK_PLACEHOLDER, 1, {1, 1, block, 8, 8, repeat});
   }
-  // Sets `to` to the larger of to and values, compared as integers; the layout is as in add_strided().
+  // Sets each element of `to` to the larger of it and the element of `values`, compared as integers; the
+  // layout is as in add_strided().
   __aicore__ inline static void largest_strided(const LocalTensor<float>& to,
                                                 const LocalTensor<float>& values, uint8_t block,
                                                 uint8_t repeat) {

@@ -47,7 +47,7 @@ struct PlaneStorage {
     if (owned >= 0) pool->give_back(owned);
     owned = -1;
   }
-  // Returns a new plane of the same size.
+  // Returns the storage of a new plane of the same size from the pool.
   __aicore__ inline PlaneStorage another() const {
     const int index = pool->take();
     return {pool, pool->plane(index), count, index};

@@ -27,7 +27,7 @@ struct BFloat16Weights {
   using Type = BFloat16;
 };
 
-// Two sets of planes: one is loaded while the other is computed and stored.
+// Two sets of planes: one set is loaded while the rows of the other are updated and stored.
 template <class Weights>
 class RecordTiles {
  public:
@@ -232,9 +232,9 @@ class RecordTiles {
     }
   }
 
-  // Blocks of floats in a record: the offset of the first, their number, their pitches in the record and in
-  // UB, and the size of one. Offset, pitches and size are in bytes; row_pitch is the floats between rows in
-  // UB.
+  // Blocks of floats in a record: the offset of the first block, the number of blocks, their pitches in the
+  // record and in UB, and the size of one block. Offset, pitches and size are in bytes; row_pitch is the
+  // number of floats between rows in UB.
   struct Blocks {
     int64_t offset, count, record_pitch, ub_pitch, bytes;
     int64_t row_pitch;
@@ -253,8 +253,8 @@ class RecordTiles {
     return {shape_.row_states_offset, shape_.row_states, 4, row_plane() * 4, 4, plan_.row_pitch};
   }
 
-  // The elements of one block of a record: its offset in bytes, their number, and the elements between rows
-  // in UB.
+  // One block of a record: its offset in bytes, its number of elements, and the number of elements between
+  // rows in UB.
   struct OneBlock {
     int64_t offset, count, row_pitch;
   };
@@ -316,7 +316,7 @@ class RecordTiles {
   }
 
   // Loads a block of 16-bit elements. The rest of a row's last UB block is widened too, so it is filled with
-  // zeros, except after a joined state, where nothing reads it.
+  // zeros. It is not filled after a joined state, because nothing reads it there.
   __aicore__ inline void load_halves(const LocalTensor<uint16_t>& to, const Rows& rows,
                                      const OneBlock& block) const {
     const RowCopies<uint16_t, Direction::kFromTable> copies({records_ + block.offset, shape_.bytes},

@@ -33,7 +33,7 @@ class TableAndStaging {
     return reinterpret_cast<const uint8_t*>(base +
                                             static_cast<uint64_t>(slot) * static_cast<uint64_t>(pitch));
   }
-  // Returns whether both rows are in the table, or both in the staging buffer, so that one copy can span
+  // Returns whether both rows are in the table or both in the staging buffer. Only then can one copy span
   // them.
   __aicore__ inline bool together(uint32_t first, uint32_t second) const {
     return (first < slots_) == (second < slots_);

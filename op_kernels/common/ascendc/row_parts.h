@@ -26,7 +26,7 @@ class RowParts {
   __aicore__ inline bool whole() const { return parts_ == 1; }
   __aicore__ inline int64_t longest() const { return part_; }
 
-  // Rows that are not divided avoid integer division, which is slow on the scalar unit.
+  // If rows are not divided, no integer division is needed, which is slow on the scalar unit.
   __aicore__ inline int64_t row(int64_t unit) const { return whole() ? unit : unit / parts_; }
   __aicore__ inline int64_t offset(int64_t unit) const { return whole() ? 0 : unit % parts_ * part_; }
   __aicore__ inline int64_t size(int64_t unit) const { return minimum(part_, size_ - offset(unit)); }

@@ -41,7 +41,7 @@ class Spread {
   Scratch index_;
 };
 
-// kSums and kValues are the maxima over the kPasses passes.
+// kSums and kValues are the maximum numbers of sums and of values of any of the kPasses passes.
 template <int kPasses, int kSums, int kValues>
 class RowValues {
  public:
@@ -82,7 +82,7 @@ class RowValues {
     for (int i = 0; i < kCount; ++i) copy_values(value(i), values.each[i].storage().data, rows);
     vector_barrier();
   }
-  // Returns a row of equal numbers for each kept value.
+  // Returns rows for each value that keep() stored, in which the value of a row is repeated in all columns.
   template <int kCount>
   __aicore__ inline Numbers<Plane, kCount> broadcast(const Plane& like, int64_t rows) {
     static_assert(kCount == 1 || kCount == 2, "the values of a row");

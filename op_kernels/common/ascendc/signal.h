@@ -8,8 +8,8 @@ namespace ascendc {
 
 // set() and wait() must alternate in the source and on the engines: code that sets again must ensure that the
 // other engine consumed the last signal; otherwise it may be lost, and the other engine waits forever. Every
-// signal must be waited for before the kernel ends. Its id is released only if another pipe follows this one;
-// otherwise a signal exists as long as the kernel.
+// signal must be waited for before the kernel ends. Its event id is released only if the kernel creates
+// another pipe after this one; otherwise a signal exists as long as the kernel.
 template <HardEvent kEvent>
 class Signal {
  public:

@@ -16,8 +16,8 @@ struct SearchedArray {
   int64_t size, low, high;
 };
 
-// The result of a search. `here` and `before` are the elements at the position and before it, or 0 if there
-// is no such element. kFields: values per element.
+// The result of a search. `here` is the element at the position and `before` the element before it; each is 0
+// if there is no such element. kFields: values per element.
 template <class T, int64_t kFields>
 struct FoundPlace {
   int64_t place;

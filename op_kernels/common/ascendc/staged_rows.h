@@ -9,7 +9,7 @@
 namespace rec_sdk {
 namespace ascendc {
 
-// Copies or swaps the new rows into the cache. It uses its own pipe, whose destructor waits for all engines.
+// Copies or swaps the new rows into the cache. It uses its own TPipe, whose destructor waits for all engines.
 __aicore__ inline void write_staged_rows(const SwapRows& a) {
   if (a.count == 0) return;
   if (a.victim_indices == nullptr) {

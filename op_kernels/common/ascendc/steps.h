@@ -1,5 +1,5 @@
-// Indices for Gather with a constant step: the scalar unit writes the first UB block, and once the vector
-// unit may read it, the vector unit writes the others.
+// Indices for Gather with a constant step. The scalar unit writes the first UB block. Once the vector unit
+// may read that block, it computes the other blocks from it.
 #pragma once
 
 #include "op_kernels/common/ascendc/signal.h"

@@ -65,10 +65,10 @@ __aicore__ inline constexpr int64_t row_value_bytes(const RecordShape& shape, Ro
   return 4 * (align_up(rows, kUbBlock / 4) * of_row + maximum(kSpreadIndex, pitch) + kSpreadIndex);
 }
 
-// The UB used besides the records and gradients of a tile. `planes`: number of planes of intermediate
-// results, each as large as the tile. `shared`: 4-byte numbers per column, shared by all rows. `bytes`: the
-// same for every tile, for the index windows. `row_floats`: per row, with the number of rows rounded up to
-// whole UB blocks.
+// The UB that is used in addition to the records and gradients of a tile. `planes`: number of planes of
+// intermediate results, each as large as the tile. `shared`: 4-byte numbers per column, shared by all rows.
+// `bytes`: the same for every tile, for the index windows. `row_floats`: per row, with the number of rows
+// rounded up to whole UB blocks.
 struct BesideTile {
   int planes;
   int64_t shared, bytes, row_floats = 0;

@@ -1,5 +1,5 @@
-// Lists of the rows of a tile of an update by their number of lookups. The loads of a tile fill them, and its
-// sums read them.
+// Lists of the rows of an update's tile, by their number of lookups. Loading a tile fills the lists; summing
+// its gradients reads them.
 #pragma once
 
 #include "op_kernels/common/ascendc/tile_plan.h"

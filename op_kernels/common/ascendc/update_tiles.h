@@ -57,7 +57,7 @@ class UpdateTiles {
   using RowIndex = IndexWindows<kRowArrays, 4 * kMaxTileRows>;
   using RowRun = typename RecordTiles<Weights>::Rows;
 
-  // The maximum UB used besides a tile, and the largest record.
+  // The maximum UB that is used in addition to a tile, and the largest record.
   static constexpr BesideTile kMostBeside{
       maximum(maximum(1, kFormulaPlanes), StochasticRounding::kPlanes), StochasticRounding::kShared,
       kRowArrays * RowIndex::kBytesOfArray + kLookupArrays * LookupIndex::kBytesOfArray + RowSplit::kBytes,

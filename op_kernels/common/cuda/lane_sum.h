@@ -23,7 +23,7 @@ class LaneSum {
     }
   }
 
-  // Returns the total in every thread.
+  // Returns the sum over the row in every thread of the team.
   __device__ __forceinline__ float total(const Team& team) {
     // A team with fewer threads has no more lanes than columns.
     for (int half = kThreads / 2; half > 0; half /= 2) {

@@ -113,7 +113,7 @@ class RecordColumns {
  private:
   static constexpr int kStates = Optimizer::kElementStates;
 
-  // The new states of column k.
+  // The states of column k after the update.
   struct Element {
     float states[kStates + 1];
 
@@ -144,7 +144,7 @@ class RowStates {
       values_[s] = States::template load<1>(layout_, place(s), state(s), 0)[0];
   }
 
-  // All threads of the team compute the same values, and one thread stores them.
+  // All threads of the team compute the same row states, and one thread stores them.
   __device__ __forceinline__ float* values() { return values_; }
   __device__ __forceinline__ void store(const Team& team) const {
     if (kStates == 0) return;

@@ -121,7 +121,7 @@ __device__ __forceinline__ void store(typename Format::Storage* to, const Column
   *reinterpret_cast<Word<kBytes<Format, N>>*>(to) = Packed<Format, N>::pack(columns).word;
 }
 
-// Stores results that are not read soon, with a hint that the caches evict them first.
+// Stores results that are not read soon, with a hint to the caches to evict them first.
 template <class Format, int N>
 __device__ __forceinline__ void store_streaming(typename Format::Storage* to, const Columns<N>& columns) {
   __stcs(reinterpret_cast<Word<kBytes<Format, N>>*>(to), Packed<Format, N>::pack(columns).word);
