@@ -109,7 +109,7 @@ def test_a_link_to_a_whole_save_is_followed(source: tuple[Path, Any], tmp_path: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_objects_in_place_of_an_index_are_refused(kind: str, copied: Path) -> None:
     KINDS[kind][0](index_path(copied, "a"))
-    with pytest.raises(CheckpointError, match="index-a: no plain file; remove it to have the index rebuilt"):
+    with pytest.raises(CheckpointError, match="index2-a: no plain file; remove it to have the index rebuilt"):
         TableReader(copied, "a")
     assert main(["verify", str(copied)]) == 1
     loaded(copied)

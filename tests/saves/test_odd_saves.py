@@ -381,7 +381,7 @@ def nested_save(full: Path, tmp_path: Path) -> Path:
     shutil.copytree(full, save)
     for key in "ab":
         index_path(save, key).unlink()
-    for name in ("index-", "index-a", "index-.."):
+    for name in ("index2-", "index2-a", "index2-.."):
         (save / name).mkdir()
     return save
 

@@ -105,7 +105,7 @@ def test_an_index_is_written_by_pieces(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _unhash(value: int) -> int:
-    """Returns the id whose place in an index is this number modulo the capacity."""
+    """Returns the id whose hash is this number."""
     mask = (1 << 64) - 1
 
     def unshift(x: int, bits: int) -> int:
@@ -142,20 +142,21 @@ def test_an_index_is_written_by_windows(tmp_path: Path, crowded: int) -> None:
     """
     rng = np.random.default_rng(crowded)
     ids = rng.integers(-(2**63), 2**63 - 1, 300)
-    homes = [16 * window + 15 for window in (63, 0, 7, 8)]
-    ids[: 4 * crowded] = [_unhash(1024 * at + home) for home in homes for at in range(crowded)]
+    capacity = 688  # of 430 ids: 300, and 130 that are removed
+    ends = [687, 19, 159, 179]  # of the last window, which has 8 entries, and of windows of 20
+    ids[: 4 * crowded] = [_unhash((end << 64) // capacity + 1 + at) for end in ends for at in range(crowded)]
     ids = rng.permutation(ids)
     removed = np.concatenate([ids[::3], rng.integers(0, 2**40, 30)])  # some removed ids return
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert _index(whole, ids, removed, 1 << 24) == 1
-    assert _index(parts, ids, removed, 16) == 64
+    assert _index(parts, ids, removed, 20) == 35
     assert same_index(str(whole), str(parts), SAVE)
     assert same_index(str(parts), str(whole), SAVE)
     parts.unlink()
-    _index(parts, ids, removed[::-1], 16)
+    _index(parts, ids, removed[::-1], 20)
     assert same_index(str(whole), str(parts), SAVE)
     parts.unlink()
-    _index(parts, ids[::-1], removed, 16)
+    _index(parts, ids[::-1], removed, 20)
     assert not same_index(str(whole), str(parts), SAVE)
 
 

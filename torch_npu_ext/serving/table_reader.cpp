@@ -132,21 +132,22 @@ void write_index(const Path& path, const Save& save,
 ServedSave served_save(const Save& save, const SavedTable& table,
                        std::vector<std::unique_ptr<TemporaryFolder>>& temporary) {
   std::vector<std::pair<SavedFile, Tensors>> files;
-  ServedSave served{(save.folder / ("index-" + table.key)).string(), save.id, {}};
+  ServedSave served{"", save.id, {}};
   for (const SavedFile& file : save.files_of(table.key)) {
     const Tensors place = open_tensors(save, file, table);
     files.emplace_back(file, place);
     if (file.role == "rows") served.files.push_back({place.path.string(), place.weight, file.rows});
   }
-  std::error_code error;
-  const auto kind = fs::symlink_status(served.index, error).type();
-  if (kind == fs::file_type::not_found) {
-    temporary.push_back(std::make_unique<TemporaryFolder>());
-    served.index = (temporary.back()->path() / "index").string();
-    write_index(served.index, save, files);
-  } else if (kind != fs::file_type::regular) {
-    throw SaveError(served.index + ": no plain file");
+  for (const char* const name : {"index2-", "index-"}) {  // of the present format, and of version 0.2.0
+    served.index = (save.folder / (name + table.key)).string();
+    std::error_code error;
+    const auto kind = fs::symlink_status(served.index, error).type();
+    if (kind == fs::file_type::regular) return served;
+    if (kind != fs::file_type::not_found) throw SaveError(served.index + ": no plain file");
   }
+  temporary.push_back(std::make_unique<TemporaryFolder>());
+  served.index = (temporary.back()->path() / "index").string();
+  write_index(served.index, save, files);
   return served;
 }
 

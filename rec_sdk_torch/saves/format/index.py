@@ -35,7 +35,16 @@ which takes a moment.
 
 def index_path(folder: Path, key: str) -> Path:
     """Returns the path of the index of table `key` in the save `folder`."""
-    return folder / f"index-{key}"
+    return folder / f"index2-{key}"
+
+
+def _stored_indexes(folder: Path, key: str) -> list[Path]:
+    """Returns the paths of a table's index files: of the present format, and of the format up to version 0.2.0.
+
+    Raises:
+        CheckpointError: there is something else at one of these paths, such as a folder.
+    """
+    return [path for path in (index_path(folder, key), folder / f"index-{key}") if _index_exists(path)]
 
 
 def _index_exists(path: Path) -> bool:
@@ -77,14 +86,15 @@ def check_indexes(folder: Path, manifest: Manifest) -> None:
         CheckpointError: an index does not match the rows of the save.
     """
     for table in manifest.tables:
-        path = index_path(folder, table.key)
-        if not _index_exists(path):
+        stored = _stored_indexes(folder, table.key)
+        if not stored:
             continue
         built = _build_index(folder, manifest, table.key, folder)
         try:
-            if not same_index(str(built), str(path), manifest.id):
-                raise CheckpointError(f"{path}: damaged; {_REMOVE}")
-            _check_rows(folder, manifest, table, path)
+            for path in stored:
+                if not same_index(str(built), str(path), manifest.id):
+                    raise CheckpointError(f"{path}: damaged; {_REMOVE}")
+                _check_rows(folder, manifest, table, path)
         except ValueError as error:  # the engine raises ValueError; CheckpointError is a subclass
             raise CheckpointError(str(error)) from error
         finally:
@@ -199,15 +209,16 @@ def ensure_index(folder: Path, manifest: Manifest, key: str, temporary_folder: P
     Raises:
         CheckpointError: the index cannot be written, or there is something else at its path, such as a folder.
     """
+    if stored := _stored_indexes(folder, key):
+        return stored[0]
+    if not has_stored_index(manifest, key):
+        return _build_index(folder, manifest, key, temporary_folder)
     path = index_path(folder, key)
-    if not _index_exists(path):
-        if not has_stored_index(manifest, key):
-            return _build_index(folder, manifest, key, temporary_folder)
-        try:
-            write_index(folder, manifest, key)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path}: the save has no index of table {key!r}, and none can be written: {error}; write one with "
-                "rec_sdk_torch.saves.format.index.write_indexes where the folder is writable"
-            ) from error
+    try:
+        write_index(folder, manifest, key)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: the save has no index of table {key!r}, and none can be written: {error}; write one with "
+            "rec_sdk_torch.saves.format.index.write_indexes where the folder is writable"
+        ) from error
     return path

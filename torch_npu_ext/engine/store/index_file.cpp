@@ -16,23 +16,28 @@
 namespace rec_sdk {
 namespace {
 
-constexpr char kMagic[] = "rec_sdk index 1\n";
+constexpr char kMagic[] = "rec_sdk index 2\n", kMagic1[] = "rec_sdk index 1\n";
 constexpr int64_t kBlock = 64;  // entries that are prefetched at once
 
 [[noreturn]] void fail(const std::string& path, const std::string& what) {
   throw DiskError(errno, path, what);
 }
 
+// At most five of eight entries are used: 25.6 bytes per id.
 uint64_t capacity_for(int64_t ids) {
-  uint64_t capacity = 64;
-  while (capacity < static_cast<uint64_t>(ids) + static_cast<uint64_t>(ids) / 2) capacity *= 2;
-  return capacity;
+  const auto count = static_cast<uint64_t>(ids);
+  return std::max<uint64_t>(64, count + (count * 3 + 4) / 5);
 }
 
-bool is_valid(const IndexHeader& header, size_t bytes) {
-  return std::memcmp(header.magic, kMagic, sizeof header.magic) == 0 && header.capacity > 0 &&
-         (header.capacity & (header.capacity - 1)) == 0 && header.entries < header.capacity &&
-         (bytes - sizeof(IndexHeader)) / sizeof(IndexEntry) == header.capacity;
+// Returns the version of the format; 0 if the file is not an index.
+int version_of(const IndexHeader& header, size_t bytes) {
+  const bool power_of_two = (header.capacity & (header.capacity - 1)) == 0;
+  if (header.entries >= header.capacity ||
+      (bytes - sizeof(IndexHeader)) / sizeof(IndexEntry) != header.capacity) {
+    return 0;
+  }
+  if (std::memcmp(header.magic, kMagic, sizeof header.magic) == 0) return 2;
+  return std::memcmp(header.magic, kMagic1, sizeof header.magic) == 0 && power_of_two ? 1 : 0;
 }
 
 }  // namespace
@@ -57,29 +62,33 @@ MappedFile::~MappedFile() {
 }
 
 IndexFile::IndexFile(const std::string& path, const std::string& save) : file_(path) {
-  const auto* const header = reinterpret_cast<const IndexHeader*>(file_.data());
-  if (file_.size() < sizeof(IndexHeader) || !is_valid(*header, file_.size())) {
+  version_ = file_.size() < sizeof(IndexHeader) ? 0 : version_of(header(), file_.size());
+  if (version_ == 0) {
     throw std::invalid_argument(path + ": not an index, or damaged; remove it, and it is built again");
   }
-  if (save.size() != sizeof header->save || std::memcmp(header->save, save.data(), save.size()) != 0) {
+  if (save.size() != sizeof header().save || std::memcmp(header().save, save.data(), save.size()) != 0) {
     throw std::invalid_argument(path + ": an index of another save; remove it, and it is built again");
   }
   entries_ = reinterpret_cast<const IndexEntry*>(file_.data() + sizeof(IndexHeader));
-  mask_ = header->capacity - 1;
+  capacity_ = header().capacity;
 }
 
 bool IndexFile::same(const IndexFile& other) const {
-  if (std::memcmp(file_.data(), other.file_.data(), sizeof(IndexHeader)) != 0) return false;
+  if (header().entries != other.header().entries) return false;
   uint64_t entries = 0;
-  for (uint64_t at = 0; at <= mask_; ++at) {
-    const IndexEntry &entry = entries_[at], &of_other = other.entries_[at];
-    entries += of_other.file != 0;
-    if (of_other.file == 0 && (of_other.id != 0 || of_other.row != 0)) return false;
+  for (uint64_t at = 0; at < other.capacity_; ++at) {
+    const IndexEntry& entry = other.entries_[at];
+    entries += entry.file != 0;
+    if (entry.file == 0 && (entry.id != 0 || entry.row != 0)) return false;
+  }
+  if (entries != other.header().entries) return false;
+  for (uint64_t at = 0; at < capacity_; ++at) {
+    const IndexEntry& entry = entries_[at];
     if (entry.file == 0) continue;
     const IndexEntry* const found = other.find(entry.id, index_hash(entry.id));
     if (found == nullptr || found->file != entry.file || found->row != entry.row) return false;
   }
-  return entries == reinterpret_cast<const IndexHeader*>(file_.data())->entries;
+  return true;
 }
 
 IndexWriter::IndexWriter(const std::string& path, int64_t most_ids, const std::string& save, uint64_t window)
@@ -87,10 +96,9 @@ IndexWriter::IndexWriter(const std::string& path, int64_t most_ids, const std::s
       most_ids_(most_ids),
       capacity_(capacity_for(most_ids)),
       window_(std::min(window, capacity_)),
+      size_(window_),
       entries_(window_) {
-  if (window_ == 0 || (window_ & (window_ - 1)) != 0) {
-    throw std::invalid_argument("window is " + std::to_string(window) + ", it must be a power of two");
-  }
+  if (window_ == 0) throw std::invalid_argument("window is 0, it must be at least 1");
   file_ = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (file_ < 0) fail(path, "cannot be created");
   const off_t bytes = static_cast<off_t>(sizeof(IndexHeader) + capacity_ * sizeof(IndexEntry));
@@ -110,8 +118,8 @@ IndexWriter::~IndexWriter() { close(file_); }
 // Stores an entry at position `at` of the window, or at the first free position behind it; beyond the window,
 // the entry is kept in overflow_. Returns whether the id is new.
 bool IndexWriter::put(uint64_t at, const IndexEntry& entry) {
-  while (at < window_ && entries_[at].file != 0 && entries_[at].id != entry.id) ++at;
-  if (at < window_) {
+  while (at < size_ && entries_[at].file != 0 && entries_[at].id != entry.id) ++at;
+  if (at < size_) {
     const bool added = entries_[at].file == 0;
     entries_[at] = entry;
     return added;
@@ -135,8 +143,8 @@ void IndexWriter::put_all(const int64_t* ids, int64_t count, const Entry& entry)
     const int64_t end = std::min(begin + kBlock, count);
     int64_t found = 0;
     for (int64_t i = begin; i < end; ++i) {
-      const uint64_t place = (index_hash(ids[i]) & (capacity_ - 1)) - first;
-      if (place >= window_) continue;
+      const uint64_t place = index_position(index_hash(ids[i]), capacity_) - first;
+      if (place >= size_) continue;
       __builtin_prefetch(&entries_[place], 1);
       places[found] = place;
       own[found++] = entry(i);
@@ -166,6 +174,7 @@ void IndexWriter::put_carried() {
 void IndexWriter::end_round() {
   write_window(round_++);
   if (round_ == rounds()) return;
+  size_ = std::min(window_, capacity_ - round_ * window_);
   std::memset(entries_.data(), 0, window_ * sizeof(IndexEntry));
   put_carried();
 }
@@ -174,10 +183,11 @@ void IndexWriter::finish(bool sync) {
   if (round_ != rounds()) throw std::logic_error("rounds of an index are missing");
   // The positions behind the last window are at the beginning of the first one.
   for (uint64_t round = 0; !overflow_.empty(); ++round) {
-    const size_t bytes = window_ * sizeof(IndexEntry);
+    size_ = std::min(window_, capacity_ - round * window_);
+    const size_t bytes = size_ * sizeof(IndexEntry);
     for (size_t at = 0; at < bytes;) {
       const ssize_t count = pread(file_, reinterpret_cast<char*>(entries_.data()) + at, bytes - at,
-                                  static_cast<off_t>(sizeof(IndexHeader) + round * bytes + at));
+                                  static_cast<off_t>(begin_of(round) + at));
       if (count <= 0) fail(path_, "cannot be read");
       at += static_cast<size_t>(count);
     }
@@ -191,8 +201,8 @@ void IndexWriter::finish(bool sync) {
 // Writes a window to the file, and starts its transfer to the disk, which continues while the next window is
 // built.
 void IndexWriter::write_window(uint64_t round) {
-  const size_t bytes = window_ * sizeof(IndexEntry);
-  const uint64_t begin = sizeof(IndexHeader) + round * bytes;
+  const size_t bytes = size_ * sizeof(IndexEntry);
+  const uint64_t begin = begin_of(round);
   write(entries_.data(), bytes, begin);
   sync_file_range(file_, static_cast<off_t>(begin), static_cast<off_t>(bytes), SYNC_FILE_RANGE_WRITE);
 }
