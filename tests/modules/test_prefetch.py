@@ -322,6 +322,31 @@ def test_many_short_epochs(device: torch.device, request: pytest.FixtureRequest)
     assert_trained_the_same(ahead, plain)
 
 
+def test_a_batch_that_runs_while_it_is_about_to_be_planned(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its forward runs after the planning thread has chosen the batch, and before the thread plans it."""
+    model = Net(device)
+    train(model, make_batches(1))
+    queue = model.tables.embedding.queue
+    chosen, trained, plan_ahead = threading.Event(), threading.Event(), queue._plan_ahead
+
+    def plan_late(prefetched: Any) -> Any:
+        chosen.set()
+        assert trained.wait(60)
+        return plan_ahead(prefetched)
+
+    monkeypatch.setattr(queue, "_plan_ahead", plan_late)
+    (batch,) = make_batches(1, seed=1)
+    prefetched = model.tables.prefetch(batch)
+    assert chosen.wait(60)
+    train(model, [batch])
+    trained.set()
+    queue._worker.wait()
+    assert prefetched.plans is None
+    assert is_idle(model)
+
+
 @dataclass
 class Sample:
     ids: KeyedJaggedTensor
