@@ -10,9 +10,7 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _frozen_objects() -> Iterator[None]:
-    """Freezes existing objects: collecting garbage before each measurement would take a quarter of a second with
-    torch.
-    """
+    """Freezes existing objects; otherwise each garbage collection before a measurement would take 0.25 seconds."""
     gc.collect()
     gc.freeze()
     yield

@@ -1,4 +1,4 @@
-"""Checks of the rows of quick benchmark runs: counts are exact, and contenders agree."""
+"""Checks of the result rows of quick benchmark runs: counts are exact, and contenders' results agree."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_cpu(rows: list[Row]) -> None:
 
 
 def check_cuda(rows: list[Row]) -> None:
-    """Checks that device, pools and ceilings are named, every case is right, and its counters are exact."""
+    """Checks that device, pools and ceilings are named, and that every case is correct with exact counters."""
     assert rows[0]["type"] == "cpu"
     drawn = [row for row in rows if row["table"] == "pools of batches"]
     assert [(pool["distribution"], pool["id_range"]) for pool in drawn] == [("power law 1.05", 5000), ("uniform", 400)]
@@ -123,7 +123,7 @@ def check_large_table(rows: list[Row]) -> None:
 
 
 def check_disk_store(rows: list[Row]) -> None:
-    """Checks that every row is inserted, and skewed ids need fewer rows than uniform ones."""
+    """Checks that every row is inserted, and that skewed ids need fewer rows than uniform ids."""
     inserted, uniform, skewed = (row["rows_in_per_step"] for row in rows if "ids" in row)
     assert (inserted, uniform > skewed > 0) == (250, True)
 
@@ -132,7 +132,7 @@ def check_prefetch(rows: list[Row]) -> None:
     """Checks that batches are planned to the requested depth, and counters cover the timed steps."""
     rounds, steps, lookups = 2, 6, 512
     for case in rows:
-        # At the start of a round, the next batch to train may be planned besides the prefetched ones.
+        # At the start of a round, one more batch than the prefetched ones may be planned: the next batch to train.
         counters, ahead = case["counters"], case["depth"] + (case["depth"] > 0)
         assert (case["rounds"], case["hidden"]) == (rounds, 8)
         assert min(case[key] for key in ("wait_share", "median_wait_share", "plan_ms", "dense_ms")) > 0
@@ -147,7 +147,9 @@ def check_prefetch(rows: list[Row]) -> None:
 
 
 def check_sharding(rows: list[Row]) -> None:
-    """Checks that bytes exchanged by ranks are counted; the model of more devices is arithmetic on the counts."""
+    """Checks that the bytes exchanged by ranks are counted, and that the model for more devices follows from
+    the counts.
+    """
     for case in [case for case in rows if "ranks" in case]:
         assert case["lookups"] == 512
         assert 0 < case["unique_ids"] < 512

@@ -1,4 +1,4 @@
-"""The CPU benchmark: its workloads and their bytes, counts and comparisons, targets, plans and policies."""
+"""The CPU benchmark: workloads and their bytes, counts and comparisons, targets, plans and policies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _workload(optimizer: str = "adagrad", pooled: bool = False, lookups: int = 2
 
 
 def _options(**changes: Any) -> argparse.Namespace:
-    """Returns the options of --quick with changes."""
+    """Returns the options of --quick with some of them changed."""
     return argparse.Namespace(**{**vars(cpu.parse(["--quick"])), **changes})
 
 
@@ -145,7 +145,7 @@ def test_gradients_are_laid_out_as_a_model_returns_them(pooled: bool) -> None:
 @pytest.mark.parametrize("kind", [Collection, Ours])
 @pytest.mark.parametrize("pooled", [False, True])
 def test_contenders_read_the_weights_of_the_table(kind: type[Ours], pooled: bool) -> None:
-    """Weights are read by a lookup that changes nothing, after a step, for cached and other rows."""
+    """After a step, weights of cached and uncached rows are read by a lookup that changes nothing."""
     twins = [kind(make_workload(TableSet(2, 500), 8, pooled, "adagrad", 256, 4), cache) for cache in (1.0, 0.5)]
     ids = twins[0].workload.draw(Distribution(1.05), np.random.default_rng(0))
     for twin in twins:
@@ -226,7 +226,7 @@ def test_bytes_of_a_step() -> None:
     pooled = Workload(TableSet(2, 500), 8, True, "sgd", 256, 4)
     assert step_bytes(pooled, [50, 50]) == (8 * 256 + 8 * 64 * 8, 2 * 3200, 3200)
     mixed = make_workload(TableSet.parse("criteo"), 64, True, "rowwise_adagrad", 26 * 10, 1)
-    unique = [float(table == 0) + 2 * (table == 2) for table in range(26)]  # one row of D = 32, two of D = 64
+    unique = [float(table == 0) + 2 * (table == 2) for table in range(26)]  # one row with D = 32, two with D = 64
     rows = 4 * (32 + 2 * 64)
     assert step_bytes(mixed, unique) == (8 * 260 + 8 * 10 * sum(mixed.dims), 2 * rows + 12, rows + 12)
 

@@ -1,4 +1,4 @@
-"""The benchmark runner: targets, exit status, options, tables and turns; differing results end a run."""
+"""The benchmark runner: targets, exit status, options, tables and turns; a run ends with an error if results differ."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ WHOLE = whole_models.end_to_end.parse(["--quick"])
 
 @pytest.mark.parametrize("model", PROBLEMS)
 def test_contenders_learn_the_same(model: str) -> None:
-    """Ours have the same bits with small and large caches, and the rivals' results are close."""
+    """This package's tables are bit-identical with small and large caches, and other contenders' results are close."""
     with threads(1):
         runs = {name: train_one(0, WHOLE, model, 64, name) for name in CONTENDERS}
     assert {run["trained"] for run in runs.values()} == {800}

@@ -1,4 +1,4 @@
-"""Every benchmark of the table runs in seconds; checks the rows of its report and their counts, not times."""
+"""Every benchmark in the table runs within seconds; its result rows and their counts are checked, but not times."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Rank:
         self._check(self._acl.aclrtSynchronizeStream(self.stream))
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Calls a function of HCCL, whose last arguments are the communicator and the stream."""
+        """Calls a function of HCCL; appends the communicator and the stream to the arguments."""
         wide = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
         if getattr(self._hccl, function)(*wide, self.comm, self.stream):
             raise RuntimeError(f"{function} failed")
@@ -98,7 +98,7 @@ class Rank:
 
 
 def new_root() -> bytes:
-    """Creates the address that rank 0 passes to the others for the connection."""
+    """Creates the address that rank 0 passes to the other ranks so that they can connect."""
     info = ctypes.create_string_buffer(ROOT_INFO_BYTES)
     if ctypes.CDLL("libhccl.so").HcclGetRootInfo(info):
         raise RuntimeError("HcclGetRootInfo failed")
@@ -127,7 +127,9 @@ def _work(
 def run(
     function: Callable[..., Any], ranks: int, *arguments: Any, environment: dict[str, str] | None = None
 ) -> list[Any]:
-    """Runs function(rank, *arguments) on each rank; returns the results, a traceback if it raised, None if it died."""
+    """Runs function(rank, *arguments) on each rank; returns each rank's result, traceback if it raised, or None
+    if it died.
+    """
     root = new_root()
     processes, ends = [], []
     for rank in range(ranks):

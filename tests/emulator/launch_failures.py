@@ -1,6 +1,6 @@
-"""Operators one of whose launches fails on the EMULATED NPU, run by test_launches.py.
+"""Operators with a launch that fails on the EMULATED NPU; test_launches.py runs this program.
 
-Each runs in a separate process, since torch_npu's task queue ends with the first error.
+Each operator runs in a separate process, since torch_npu's task queue stops at the first error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def lookup(device: str) -> Tensor:
 
 
 def update(cache: Tensor) -> None:
-    """Runs SGD on ROWS rows of 1,000 lookups each: two launches on an NPU."""
+    """Runs SGD on ROWS rows with 1,000 lookups each, which takes two launches on an NPU."""
     lookups = torch.arange(ROWS * 1000, dtype=torch.int32)
     borders = np.arange(0, len(lookups) + 1, 1000, dtype=np.int32)
 
@@ -64,7 +64,7 @@ class CopyRows(ctypes.Structure):
 
 
 def gather(kernels: ctypes.CDLL) -> None:
-    """Launches a kernel on torch_npu's current stream outside of its operators."""
+    """Launches a kernel on torch_npu's current stream, but not through torch_npu's operators."""
     cache, rows, slots = (
         torch.zeros(64, dtype=dtype, device="npu") for dtype in (torch.uint8, torch.uint8, torch.int32)
     )
@@ -74,7 +74,7 @@ def gather(kernels: ctypes.CDLL) -> None:
 
 
 def main() -> None:
-    """Prints the error of a failing launch, and which kernels ran.
+    """Prints the error of a failing launch, and the kernels that ran.
 
     The failing launch is the `after`-th of a lookup or an update, or a launch by other code before a lookup.
     """

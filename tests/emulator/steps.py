@@ -10,7 +10,7 @@ from rec_sdk_torch.tbe import Pooling, TableBatchedEmbedding, TableConfig, Table
 
 
 def take_steps(lookups: int, hot: int, pooling: Pooling, name: str) -> None:
-    """Runs steps of one group in which most rows miss; `hot` of the lookups are of one row."""
+    """Runs steps of one group in which most rows are cache misses; `hot` of the lookups are of a single row."""
     optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
     config = TableConfig("t", 100_000, 16, pooling=pooling)
     embedding = TableBatchedEmbedding([config], optimizer=optimizer, cache=2 * (lookups - hot + 1), device="npu")

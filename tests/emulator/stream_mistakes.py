@@ -1,7 +1,7 @@
-"""Three mistakes that consist of a missing event, each with its correct version: a program for test_stream_order.py.
+"""A program for test_stream_order.py: three mistakes, each a missing event, and their correct versions.
 
-Prints for each how many rounds gave a wrong result. Arguments: seconds that the host pauses where the event is missing,
-and the number of rounds.
+Prints for each version the number of rounds with a wrong result. Arguments: seconds that the host pauses where the
+event is missing, and number of rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rec_sdk_torch.operators.calls import ops
 from rec_sdk_torch.operators.devices.backends import backend_for
 
 PAUSE, ROUNDS = float(sys.argv[1]), int(sys.argv[2])
-backend_for(torch.device("npu"))  # loads its kernels; torch's own operators are not asynchronous
+backend_for(torch.device("npu"))  # loads this package's kernels, since torch's own operators are not asynchronous here
 
 
 def rows(value: int) -> torch.Tensor:
@@ -28,7 +28,7 @@ new, staging = rows(2).npu(), rows(0).pin_memory()
 
 
 def read_too_soon(right: bool) -> bool:
-    """Reads in one stream what a kernel of another stream writes; returns whether the result is right."""
+    """Reads on one stream what a kernel on another stream writes; returns whether the result is correct."""
     cache = rows(1).npu()
     torch.npu.synchronize()
     with torch.npu.stream(a):
@@ -44,7 +44,7 @@ def read_too_soon(right: bool) -> bool:
 
 
 def staging_used_again(right: bool) -> bool:
-    """Writes to host memory that is still being copied; returns whether the copy is right."""
+    """Overwrites host memory that is still being copied; returns whether the copy is correct."""
     staging.fill_(1)
     with torch.npu.stream(a):
         there = staging.to("npu", non_blocking=True)
@@ -58,7 +58,7 @@ def staging_used_again(right: bool) -> bool:
 
 
 def memory_used_again(right: bool) -> bool:
-    """Frees memory on one stream while another still reads it; returns whether the result is right."""
+    """Frees memory on one stream while another stream still reads it; returns whether the result is correct."""
     cache = rows(1).npu()
     a.wait_stream(main)
     with torch.npu.stream(a):

@@ -1,4 +1,4 @@
-"""The build of the NPU kernels with a stand-in for CANN: CMake finds it, and passes the right compiler arguments.
+"""The build of the NPU kernels with a stand-in for CANN: CMake finds CANN and passes the correct compiler arguments.
 
 The code that launches the kernels compiles.
 """
@@ -21,7 +21,7 @@ LARGE = {"accumulate_rows", "lookup_pooled", "pooled_weights_grad", "update_rows
 
 
 def install_cann(root: Path, config: str) -> None:
-    """Installs the stand-in's files like CANN's packages; `config` is the folder of asc-config.cmake."""
+    """Installs the stand-in's files as CANN's packages would; `config` is the folder of asc-config.cmake."""
     modules = root / "compiler/tikcpp/ascendc_kernel_cmake/asc_modules"
     shutil.copytree(CANN, modules, ignore=shutil.ignore_patterns("asc-config.cmake", "*.py", "__pycache__"))
     (root / config).mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def install_cann(root: Path, config: str) -> None:
 
 
 def configure(build: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs CMake's configuration, which finds CANN only by environment variables."""
+    """Runs CMake's configuration with CANN discoverable only through environment variables."""
     own = ("ASC", "CMAKE_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     command = ["cmake", "-S", str(ROOT / "op_kernels/ascendc"), "-B", str(build)]

@@ -24,7 +24,7 @@ SETTINGS = (
 def run(
     *arguments: str | Path, bare: bool = False, flags: tuple[str, ...] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the launcher in an environment without its settings; `bare` runs python itself there."""
+    """Runs the launcher in an environment without its settings; with `bare`, runs python without the launcher."""
     unset = {"LD_LIBRARY_PATH", *CANN, *SETTINGS}
     environment = {name: value for name, value in os.environ.items() if name not in unset} | variables
     environment["PYTHONPATH"] = str(Path(emulate.__file__).parents[1])
@@ -111,7 +111,7 @@ def test_torchrun(script: Path) -> None:
         "torch.npu.set_device(dist.get_rank())\n"
         "x = torch.ones(2, device='npu') * (dist.get_rank() + 1)\n"
         "dist.all_reduce(x)\n"
-        # One write: torchrun runs Python unbuffered, where print writes each argument separately.
+        # A single write, because torchrun runs Python unbuffered, and print would write each argument separately.
         "os.write(1, f'sum {x.tolist()}\\n'.encode())\n"
         "dist.destroy_process_group()\n"
     )
@@ -208,7 +208,7 @@ def test_a_missing_build_of_the_emulator_is_reported(
 
 
 def test_torch_npu_not_installed(script: Path) -> None:
-    """torch_npu is missing without site-packages."""
+    """Without site-packages, torch_npu cannot be found."""
     script.write_text("")
     line = refused(run(script, flags=("-S",)))
     assert "torch_npu is not installed" in line

@@ -1,4 +1,6 @@
-"""Operators on the EMULATED NPU, with a separate allocation for every tensor: kernels access no byte outside."""
+"""Operators on the EMULATED NPU, with a separate allocation for every tensor: kernels access no byte outside of
+their tensors.
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def all_to_all(me: int, device: torch.device) -> None:
 
 
 def uneven_all_to_all(me: int, device: torch.device) -> None:
-    """Checks an exchange like a sharded lookup: rank 0 keeps one element and sends five, rank 1 sends none."""
+    """Checks an exchange like a sharded lookup's: rank 0 keeps one element and sends five; rank 1 sends none."""
     given = [[1, 5], [0, 6]]
     got = [given[rank][me] for rank in range(RANKS)]
     out = torch.empty(sum(got), device=device)
@@ -218,7 +218,7 @@ def work(rank: int, port: int, results: Any) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[tuple[str, int], str]:
-    """Returns the errors of each check on each rank; both ranks run all checks, since starting one takes seconds."""
+    """Returns the error of each check on each rank. Both ranks run all checks, since starting a rank takes seconds."""
     results = forked_python.CONTEXT.Queue()
     start_method = forked_python.CONTEXT.get_start_method()
     spawned = mp.start_processes(work, (free_port(), results), nprocs=RANKS, join=False, start_method=start_method)

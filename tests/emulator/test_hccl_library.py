@@ -1,4 +1,7 @@
-"""libhccl.so of the EMULATED NPU, called directly. The reference is NumPy, in the order of ranks."""
+"""libhccl.so of the EMULATED NPU, called directly.
+
+The reference is NumPy, which combines values in the order of ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SHARED = Path("/dev/shm")
 
 
 def segments() -> set[str]:
-    """Returns the shared-memory segments of this process; other tests run at the same time."""
+    """Returns the shared-memory segments of this process, since tests in other processes have segments too."""
     return {path.name for path in SHARED.iterdir() if path.name.startswith(f"rec_sdk_hccl_{os.getpid()}_")}
 
 
@@ -77,7 +80,7 @@ def all_reduces(rank: Rank, cases: list[tuple[str, int, int]]) -> list[np.ndarra
 
 
 def every_collective(rank: Rank) -> dict[str, np.ndarray]:
-    """Runs the other collectives on float32; shapes differ by rank where allowed."""
+    """Runs the other collectives on float32; shapes differ between ranks where this is allowed."""
     n, me, number = rank.ranks, rank.rank, TYPES["float32"][0]
     results: dict[str, np.ndarray] = {}
 

@@ -25,7 +25,7 @@ UPDATES = {(20_000, 128): {}, (1020, 1000): {}, (1100, 140): {"sum_chunks": 1}}
 
 @functools.cache
 def last_steps() -> dict[str, Counter[str]]:
-    """Returns the stream operations of a step of each case that swaps rows in both directions."""
+    """Returns, for each case, the stream operations of a step that swaps rows in both directions."""
     cases = [f"{lookups},{hot},{pooling}" for lookups, hot in UPDATES for pooling in LOOKUP]
     done = forked_python.python(Path(__file__).with_name("steps.py"), *cases, REC_SDK_EMULATED_TRACE="1")
     assert done.returncode == 0, done.stderr

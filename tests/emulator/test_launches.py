@@ -1,4 +1,4 @@
-"""Launches that fail, and limits of cores, on the EMULATED NPU. The reference of the results is the CPU."""
+"""Failing launches, and limits on the number of cores, on the EMULATED NPU. Results are compared with the CPU's."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def test_an_earlier_error_is_not_reported_by_the_next_launch() -> None:
 
 
 def test_the_first_call_loads_the_kernels() -> None:
-    """A process that only creates tensors on the NPU runs the kernels; without them torch_npu falls back to the CPU."""
+    """In a process that has only created NPU tensors, the first call loads the kernels.
+
+    Without kernels, torch_npu would fall back to the CPU.
+    """
     calls = "for operator, arguments in test_edges.good_calls('npu').values(): operator(**arguments)"
     path = os.pathsep.join([str(Path(__file__).parents[1] / "ops"), os.environ.get("PYTHONPATH", "")])
     done = forked_python.python("-c", f"import torch_npu, test_edges\n{calls}\nprint('through')", PYTHONPATH=path)

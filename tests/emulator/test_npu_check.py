@@ -36,7 +36,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class WrongCase(Case):
-    """A case with other results on an NPU."""
+    """A case whose results on an NPU differ from the expected results."""
 
     wrong: ClassVar[Callable[[Tensors], Tensors]]
 
@@ -46,7 +46,7 @@ class WrongCase(Case):
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Tensors], Tensors]) -> None:
-    """Makes gather_rows wrong, and keeps two other operators."""
+    """Restricts the check to gather_rows, with wrong results, and two other operators."""
 
     class Planted(WrongCase):
         pass
@@ -75,7 +75,7 @@ def test_one_wrong_bit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert f"{'gather_rows':<50}DIFFERS" in report
     assert "result: 1 of " in report
     assert "by up to 1 in the last place; the first at [3, 5]" in report
-    assert f"{'lookup_sequence float32':<50}same bits" in report  # the others are checked nevertheless
+    assert f"{'lookup_sequence float32':<50}same bits" in report  # the other operators are still checked
     assert report.endswith("Bits differ: gather_rows.\n")
 
 
@@ -94,7 +94,7 @@ def test_an_operator_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_an_undetected_failure_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int
 ) -> None:
-    """The runtime only prints the failure, as CANN 8.5 may, or the process dies."""
+    """The runtime only prints the failure, as CANN 8.5 may do, or the process dies."""
     plant(monkeypatch, lambda results: results)
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -115,7 +115,7 @@ def test_a_failing_launch_is_reported(queue: str) -> None:
 
 
 def test_an_error_that_the_first_synchronize_misses() -> None:
-    """torch_npu's queue is empty a moment before it stores the error."""
+    """torch_npu's queue is empty shortly before it stores the error, so the first synchronize may miss it."""
     script = """
 import torch, torch_npu
 from rec_sdk_torch import npu_check
@@ -129,7 +129,7 @@ raise SystemExit(npu_check.main(["--fail-a-launch"]))
 
 
 def test_missing_cann_is_reported_in_one_line() -> None:
-    """A new process, with torch_npu but neither CANN nor the launcher."""
+    """The check runs in a new process that has torch_npu but neither CANN nor the launcher."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("LD_", "REC_SDK_", "TORCH_DEVICE_"))}
     command = [sys.executable, "-m", "rec_sdk_torch.npu_check"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)

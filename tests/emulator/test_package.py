@@ -41,7 +41,7 @@ def follow_instructions(message: str, folder: Path) -> None:
 
 
 def test_torch_npu_without_cann(tmp_path: Path) -> None:
-    """`import torch` fails there, so this package reports the cause."""
+    """With torch_npu but without CANN, `import torch` fails, so this package reports the cause."""
     code = """
 import rec_sdk_torch
 try:
@@ -99,7 +99,7 @@ except RuntimeError as error:
     ],
 )
 def test_a_slot_out_of_range_stops_the_run(kernel: str, slot: int, engine: str, call: str) -> None:
-    """Contents are not checked before the launch, so the kernel itself accesses memory beyond the cache."""
+    """Slots are not checked before the launch, so the kernel accesses memory beyond the cache and fails."""
     finished = forked_python.python("-c", BAD_SLOT.format(slot=slot, call=call))
     refused = finished.stdout.splitlines()[-1]
     assert refused.startswith("refused"), finished.stdout + finished.stderr
@@ -120,7 +120,7 @@ def test_a_missing_device_is_refused() -> None:
 
 
 def test_a_backward_on_one_device_with_tables_on_another() -> None:
-    """torch_npu's autograd crashes if another device was selected before it had memory there."""
+    """torch_npu's autograd would crash if another device was selected before any memory was allocated on it."""
     code = """
 import torch
 from rec_sdk_torch.tbe import TableBatchedEmbedding, TableConfig

@@ -1,4 +1,4 @@
-"""The scripts of the porting guide on two EMULATED NPUs: ids over gloo, rows over hccl."""
+"""The scripts of the porting guide on two EMULATED NPUs: ids are exchanged over gloo, rows over hccl."""
 
 from __future__ import annotations
 

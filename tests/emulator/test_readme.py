@@ -1,4 +1,4 @@
-"""A kernel and a script of one's own run on the EMULATED NPU as emulator/README.md describes."""
+"""A user's own kernel and script run on the EMULATED NPU as emulator/README.md describes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def script(tmp_path: Path) -> Path:
 
 @functools.cache
 def wrong_rounds(order: str, pause: float, rounds: int) -> dict[tuple[str, bool], int]:
-    """Returns the number of wrong rounds by scenario, and whether it has its event."""
+    """Returns the number of wrong rounds by (scenario, whether its event is present)."""
     finished = run(HERE / "stream_mistakes.py", str(pause), str(rounds), REC_SDK_EMULATED_STREAMS=order)
     assert finished.returncode == 0, finished.stderr
     lines = [line.split() for line in finished.stdout.splitlines() if line.startswith(SCENARIOS)]
@@ -54,7 +54,7 @@ def test_random_finds_mistakes_in_some_round(scenario: str, seed: int) -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_eager_misses_mistakes(scenario: str) -> None:
-    """The order `late` finds all mistakes; a slow host, as under a debugger, hides them with `eager`."""
+    """The order `late` reveals all mistakes; with `eager`, a slow host, as under a debugger, hides them."""
     counts = wrong_rounds("eager", 0.1, 3)
     assert counts[scenario, False] < 3
     assert counts[scenario, True] == 0
@@ -110,7 +110,9 @@ print(torch.npu.memory_reserved() >> 20)
 
 @pytest.mark.parametrize("order", ["late", "random:1"])
 def test_memory_is_freed_without_synchronization(script: Path, order: str) -> None:
-    """500 MiB pass through 64 MiB; torch's allocator queries the events after which memory is free."""
+    """500 MiB of tensors pass through 64 MiB of memory; torch's allocator queries the events after which memory
+    is free.
+    """
     script.write_text(MEMORY)
     finished = run(script, REC_SDK_EMULATED_STREAMS=order, REC_SDK_EMULATED_MEMORY="64M")
     assert finished.returncode == 0, finished.stderr

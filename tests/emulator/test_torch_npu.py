@@ -1,4 +1,4 @@
-"""torch_npu on the EMULATED NPU. The reference is the same computation on the CPU, which has the same kernels."""
+"""torch_npu on the EMULATED NPU. The reference is the same computation on the CPU, which runs the same kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sample(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Checks that tensors have the same bits, and `actual` is on the NPU."""
+    """Checks that two tensors are bit-identical and that `actual` is on the NPU."""
     if isinstance(expected, Tensor):
         assert actual.device.type == "npu"
         torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)

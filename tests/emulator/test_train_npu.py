@@ -37,7 +37,7 @@ def test_the_example_learns_and_swaps(one_rank: dict[str, float]) -> None:
 
 
 def test_two_ranks_train_what_one_trains(one_rank: dict[str, float]) -> None:
-    """Each rank has half the batch and half the rows: the same global batches, up to rounding."""
+    """Each rank has half of each batch and half of the rows; losses equal one process's up to rounding."""
     two = results(forked_python.torchrun(2, EXAMPLE, "--samples", "12000", "--steps", "40", "--batch-size", "64"))
     assert two["auc"] == pytest.approx(one_rank["auc"], abs=2e-3)
     assert 0.4 < two["in"] / one_rank["in"] < 0.6

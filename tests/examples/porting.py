@@ -32,7 +32,7 @@ def losses(script: str, arguments: Sequence[str] = ()) -> tuple[str, float, floa
 
 
 def all_losses(script: str) -> list[float]:
-    """Runs a script from weights that do not depend on it; returns all losses of rank 0."""
+    """Runs a script from fixed initial weights, the same for all scripts; returns all losses of rank 0."""
     finished = forked_python.torchrun(
         2, Path(__file__).with_name("same_weights.py"), FOLDER / f"{script}.py", PYTHONPATH=str(ROOT)
     )
@@ -42,7 +42,7 @@ def all_losses(script: str) -> list[float]:
 
 
 def check_lifecycle(saves: Path, device: str) -> None:
-    """Runs the script with admission and eviction, which compares a reload itself, and checks its saves."""
+    """Runs the script with admission and eviction and checks its saves; the script itself compares a reload."""
     of_script, first, last = losses("recsdk_lifecycle_script", [str(saves)])
     assert of_script == device
     assert first > 0.4

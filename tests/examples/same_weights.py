@@ -1,4 +1,4 @@
-"""Runs a script of the porting guide from weights that do not depend on the script, and prints all losses.
+"""Runs a script of the porting guide from initial weights that are the same for all scripts; prints all losses.
 
 Usage: same_weights.py SCRIPT
 """

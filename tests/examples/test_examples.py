@@ -1,4 +1,4 @@
-"""Each example as its user runs it, in a process: exit code, messages and JSON."""
+"""Each example, run in a process as a user would run it: exit code, messages and JSON."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def results(folder: Path, script: str, *arguments: str | Path) -> dict[str, Any]
 
 
 def assert_swapped(report: dict[str, Any]) -> None:
-    """Checks that rows were evicted from the cache and fetched again: tables are larger than the device cache."""
+    """Checks that the cache has spilled rows and fetched them again, because tables are larger than the cache."""
     stats = report["cached"]["cache"]
     assert stats["rows_out"] > 0
-    assert stats["rows_in"] > stats["new_rows"]  # some had been cached before
+    assert stats["rows_in"] > stats["new_rows"]  # some fetched rows had been cached before
     assert 0 < stats["unique_misses"] < stats["unique_rows"] <= stats["lookups"]
     assert any(table["cache_rows"] < table["rows"] for table in report["tables"].values())
 
@@ -50,7 +50,7 @@ def assert_swapped(report: dict[str, Any]) -> None:
 
 
 def write_movielens(folder: Path, users: int = 300, items: int = 400, ratings: int = 3000) -> Path:
-    """Writes ratings in which some films are better than others, the only signal; one odd line occurs in the real
+    """Writes ratings whose only signal is that some films are better than others. One odd line is copied from the real
     files.
     """
     draw = random.Random(1)
@@ -110,7 +110,7 @@ def test_dlrm_learns_generated_clicks_through_a_small_cache(tmp_path: Path) -> N
         assert word in report["stderr"]
     for word in ("test AUC", "log loss", "rows out", "peak memory"):
         assert word in report["stdout"]
-    # A log without terminal: a line per evaluation, no progress bar, no warning of torch.
+    # Without a terminal, the log has a line per evaluation, no progress bar, and no warning from torch.
     lines = report["stderr"].splitlines()
     assert len(lines) == len(curves["validation_auc"])
     assert all(line.startswith("cached: step ") and "\r" not in line for line in lines), report["stderr"]
@@ -279,7 +279,7 @@ def test_a_whole_model_is_deployed(bits: int | None, most: float) -> None:
 
 
 def test_a_full_disk_is_reported() -> None:
-    """This cannot be known in advance; what was printed is kept."""
+    """A full disk cannot be predicted; output printed before the error is kept."""
     finished = run("train_dlrm.py", "--samples", "500", "--json", "/dev/full")
     assert finished.returncode == 2
     assert "peak memory" in finished.stdout
@@ -321,7 +321,7 @@ def test_ctrl_c_ends_a_script_with_one_line() -> None:
 
 @pytest.mark.parametrize("script", ["train_dlrm.py", "train_sequence.py", "train_npu.py"])
 def test_a_python_without_torch_is_reported(script: str) -> None:
-    """For example the system's Python: `-S` hides installed packages."""
+    """Emulates a Python without torch, such as the system's: `-S` hides installed packages."""
     file = ROOT / "examples" / script
     finished = subprocess.run([sys.executable, "-S", file], capture_output=True, text=True, check=False)
     assert_refused(finished, f"{sys.executable} has no torch", f"{ROOT}/.venv/bin/python {file}")
@@ -334,7 +334,7 @@ def test_the_example_for_npus_without_torch_npu() -> None:
 
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports the examples' modules, so that many wrong files need no process each."""
+    """Imports the modules of the examples, so that a test of many wrong files needs no process for each."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from dlrm import data_criteo, data_movielens
     from support import clicks, errors

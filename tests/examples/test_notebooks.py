@@ -21,14 +21,15 @@ LINK = re.compile(r"\[[^]]+\]\(([^)]+)\)")
 
 
 def cells(kind: str) -> list[str]:
-    """Returns the texts of the cells of a kind."""
+    """Returns the texts of all cells of a kind."""
     return ["".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == kind]
 
 
 @pytest.fixture(scope="module")
 def notebook_names() -> dict[str, Any]:
-    """Runs the cells; returns the names after the last one. `shown` has the HTML of expressions at the ends of
-    cells.
+    """Runs the cells; returns the names defined after the last cell. `shown` collects the HTML of the last expression
+    of
+    each cell.
     """
     matplotlib.use("Agg")
     names: dict[str, Any] = {"__name__": "__main__", "shown": []}

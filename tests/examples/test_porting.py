@@ -1,4 +1,4 @@
-"""The porting guide: its scripts train, ports train like the originals, and the guide shows the differences."""
+"""The porting guide: its scripts train, ports train like their originals, and the guide shows the differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_both_scripts_for_rec_sdk_print_the_same_losses(results: dict[str, tuple
 
 
 def test_every_loss_of_the_port_is_torchrecs() -> None:
-    """The losses have equal six digits, starting from the same weights."""
+    """Starting from the same weights, the losses are equal in six digits."""
     ported, original = all_losses("torchrec_ported"), all_losses("torchrec_script")
     assert len(ported) == len(original) == 150
     assert ported == pytest.approx(original, rel=1e-6)
@@ -44,7 +44,7 @@ def test_the_lifecycle_script(tmp_path: Path) -> None:
 
 
 def test_the_guide_shows_the_diffs() -> None:
-    """The diffs are made when the site is built."""
+    """The diffs that the guide shows are generated when the site is built."""
     guide = (ROOT / "docs" / "porting.md").read_text()
     shown = re.findall(r"^```{literalinclude} .*/(\w+)\.py\n:diff: .*/(\w+)\.py$", guide, re.MULTILINE)
     assert shown == [(ported, script) for script, ported in WALKS]

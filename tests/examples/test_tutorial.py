@@ -31,7 +31,7 @@ def losses(text: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Runs each step and returns the outputs; the last one reads the saves of the previous step."""
+    """Runs each step and returns the outputs; the last step reads the saves of the step before it."""
     folder = tmp_path_factory.mktemp("steps")
     found = []
     for step, section in zip(STEPS, SECTIONS, strict=True):
@@ -47,7 +47,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.mark.parametrize("number", range(6))
 def test_each_step_prints_what_its_section_shows(printed: list[str], number: int) -> None:
-    """The words match; numbers depend on the machine and on time, losses only slightly."""
+    """Words must match. Numbers may differ, since they depend on the machine and on time; losses vary only slightly."""
     there, here = expected_output(SECTIONS[number]), printed[number]
     assert NUMBER.sub("0", there) == NUMBER.sub("0", here)
     assert losses(here) == pytest.approx(losses(there), abs=0.02)

@@ -1,6 +1,6 @@
-"""The whole job: after a kill and a restart it ends with the bits of an uninterrupted job, and a server follows it.
+"""The whole-job example: a killed and restarted job ends bit-identical to an uninterrupted job; a server follows it.
 
-The reference is the same job without interruption. Rows, states and dense weights are read from its last version.
+The reference is the same job without interruption. Rows, states and dense weights are read from the job's last version.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def tensors(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def last_version(folder: Path, job_modules: Any) -> dict[str, Any]:
-    """Reads every bit of the last version: rows and states by ascending id, and the state besides the tables.
+    """Reads the complete last version: rows and states by ascending id, and all state outside the tables.
 
-    They are loaded into a model of one rank on the CPU, whatever trained them.
+    The version is loaded into a model of one rank on the CPU, whatever devices and ranks trained it.
     """
     from rec_sdk_torch import Saver
 
@@ -109,7 +109,9 @@ def is_same_state(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs a job of one rank from first to last step, which no test changes; its result is in the parent folder."""
+    """Runs a job of one rank from the first to the last step, which no test changes; its result is in the
+    parent folder.
+    """
     folder = tmp_path_factory.mktemp("whole") / "job"
     train(folder, 1, parse_device(request.config.getoption("--device")), "--json", folder.parent / "end.json")
     return folder
@@ -157,7 +159,10 @@ def test_a_save_without_the_rest_of_its_version(job: Path, copy: Path, device: t
 
 
 def test_a_server_follows_the_versions(tmp_path: Path, device: torch.device) -> None:
-    """It serves while the job trains; it would exit with 2 if a version's outputs differed from the live model."""
+    """The server runs while the job trains.
+
+    It would exit with 2 if a version's outputs differed from the live model's.
+    """
     folder = tmp_path / "job"
     train(folder, 1, device, steps=16)
     with ThreadPoolExecutor(1) as pool:
@@ -172,7 +177,7 @@ def test_a_server_follows_the_versions(tmp_path: Path, device: torch.device) -> 
 
 
 def test_a_damaged_version_is_not_served(copy: Path, job_modules: Any) -> None:
-    """Its outputs are compared with the outputs of the live model."""
+    """A damaged version's outputs differ from the live model's, so the server refuses the version."""
     latest = run(1, "serve", copy)
     assert re.fullmatch(r"step 40: 32 requests in [\d.]+ ms from \S+, at most \S+ from the live model\n", latest)
     version = job_modules.read_version(copy, job_modules.latest_name(copy))
@@ -263,7 +268,7 @@ def test_wrong_input_is_one_line(tmp_path: Path, arguments: list[str], words: li
 
 
 def test_ranks_are_refused_together(tmp_path: Path) -> None:
-    """Both report what only rank 0 finds, and neither waits for the other."""
+    """Both ranks report the error that only rank 0 detects, and neither rank hangs."""
     (tmp_path / "file").touch()
     finished = forked_python.torchrun(2, SCRIPT, "train", tmp_path / "file" / "job", *SMALL, PYTHONPATH=str(ROOT))
     assert finished.returncode == 2

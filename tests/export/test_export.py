@@ -1,4 +1,4 @@
-"""Exported modules and files give the outputs of the live collection in evaluation."""
+"""Exported modules and files give the same outputs as the live collection in evaluation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_embedding_bags_give_the_live_outputs() -> None:
     ("pooled", "form"), [(True, "stock"), (True, "qint8"), (True, "bags"), (False, "stock"), (False, "qint8")]
 )
 def test_keys_with_different_batch_sizes(pooled: bool, form: str, inverse: bool) -> None:
-    """With inverse indices each sample of a pooled output has the bags that they select."""
+    """With inverse indices, each sample of a pooled output has the bags that its indices select."""
     tables = trained_on_all(collection(pooled), KEYS)
     if form == "bags":
         id_map, bags = export.to_embedding_bags(tables)
@@ -131,7 +131,7 @@ def test_weights_of_samples_that_share_a_bag() -> None:
 
 
 def test_a_weighted_mean_is_refused() -> None:
-    """torch's EmbeddingBag, and so TorchRec's collection, has no such bags."""
+    """torch's EmbeddingBag, and so TorchRec's collection, does not support MEAN pooling with per-sample weights."""
     config = index_bag_config(embedding_dim=8, pooling=PoolingType.MEAN)
     live = bags_collection(None, config, cache=40, is_weighted=True)
     for call in export.to_torchrec, export.to_embedding_bags:

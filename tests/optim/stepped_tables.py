@@ -36,18 +36,18 @@ def loss_of(collection: Any, batch: Any) -> torch.Tensor:
 
 
 def step(collection: Any, batch: Any) -> None:
-    """Runs a backward pass and a step."""
+    """Runs a backward pass and an optimizer step."""
     loss_of(collection, batch).backward()
     collection.fused_optimizer.step()
 
 
 def step_of(collection: Any) -> int:
-    """Returns the number of updates of the first table."""
+    """Returns the first table's number of updates."""
     return int(collection.fused_optimizer.state_dict()["state"]["embedding_bags.t0.weight"]["t0.step"])
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """Checks that rows, states and steps have the same bits."""
+    """Checks that rows, states and step counts are bit-identical."""
     assert not list(differing_tensors(one.state_dict(), other.state_dict()))
     assert not list(differing_tensors(one.fused_optimizer.state_dict(), other.fused_optimizer.state_dict()))
 
@@ -57,7 +57,7 @@ def handles(collection: Any) -> dict[str, Any]:
 
 
 class Both(torch.nn.Module):
-    """A model with tables and a dense layer; `plain`: torch's embeddings with the same rows instead of tables."""
+    """A model with tables and a dense layer; with `plain`, torch's embeddings with the same rows replace the tables."""
 
     def __init__(self, device: torch.device, plain: bool) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Both(torch.nn.Module):
         return (self.dense(values) * torch.tensor([10.0, -7.0], device=values.device)).pow(2).sum()
 
     def optimizer(self, lr: float = 0.3) -> Any:
-        """Builds SGD for all parameters."""
+        """Builds SGD for all parameters of the model."""
         if self.bags is None:
             named = dict(self.dense.named_parameters())
             dense = KeyedOptimizerWrapper(named, lambda parameters: torch.optim.SGD(parameters, lr=lr))

@@ -46,7 +46,7 @@ def test_other_classes_are_refused_with_a_list(device: torch.device, cls: Any) -
     assert_trains(collection)
 
 
-# ---- the optimizer for which a table was made
+# ---- the optimizer with which a table was built
 
 
 @pytest.mark.parametrize("made_for", dict.fromkeys(EVERY_CLASS.values()))
@@ -75,7 +75,7 @@ def test_a_table_accepts_its_optimizer_family(device: torch.device, made_for: st
 def test_unsupported_optimizers_are_refused_by_torchs_apply(
     device: torch.device, theirs: Any, cls: type, message: str
 ) -> None:
-    """The error is raised at the call; then the right class can be applied."""
+    """The call raises an error; afterwards a supported class can be applied."""
     collection = bags_collection(device, embedding_optimizer_cls=torch.optim.Adam)
     (handle,) = collection.parameters()
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_unsupported_optimizers_are_refused_by_torchs_apply(
 
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
-    """register_hook=False requires a step that the training loop calls."""
+    """register_hook=False is refused, because the training loop would have to call step()."""
     collection = bags_collection(device)
     if trained_before:
         torchs_apply(torch.optim.SGD, collection.parameters(), {"lr": 0.5})
@@ -111,7 +111,7 @@ def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
         assert_trains(unhooked)
 
 
-# ---- the optimizers that torch's function makes
+# ---- the optimizers that torch's function creates
 
 
 @pytest.mark.parametrize("theirs", [torchs_apply, torchrecs_apply])
@@ -121,7 +121,9 @@ def test_no_hook_is_refused(device: torch.device, trained_before: bool) -> None:
 def test_learning_rates_of_in_backward_optimizers(
     device: torch.device, theirs: Any, cls: type, ours_too: str | None
 ) -> None:
-    """Each table's own rate is set before the first forward, later, or by a multiplying scheduler."""
+    """Each table's own learning rate can be set before the first forward, later, or by a scheduler that
+    multiplies it.
+    """
     collection = bags_collection(device, bag_config(**ONES), bag_config("t1", ["f1"], **ONES))
     batch = jagged({"f0": [[3]], "f1": [[3]]})
     if ours_too == "before":
@@ -232,7 +234,9 @@ def test_every_class_of_torchrec_has_its_formula() -> None:
 @pytest.mark.parametrize("entry", [rst.apply_optimizer_in_backward, torchs_apply, torchrecs_apply])
 @pytest.mark.parametrize("cls", list(FORMULAS))
 def test_torchrecs_classes_through_all_entry_points(device: torch.device, entry: Any, cls: type) -> None:
-    """Each class updates by its formula, whichever function applies it; here with a table of nine rows, in float64."""
+    """Each class updates by its formula, whichever function applies it; compared in float64 with a table of
+    nine rows.
+    """
     options = FORMULAS[cls].options
     collection = bags_collection(device, index_bag_config(num_embeddings=9))
     weight = torch.nn.Parameter(torch.stack(list(rows_of(collection).values())).double())
@@ -279,7 +283,7 @@ def test_attributes_that_torchrec_reads(device: torch.device) -> None:
     assert handle._optimizer_kwargs == [{"lr": 0.5}]
     assert isinstance(handle._in_backward_optimizers, list)
     options["lr"] = 9.0
-    apply(collection, torch.optim.Adagrad)  # applying the same again works: the caller's dict was copied
+    apply(collection, torch.optim.Adagrad)  # the same call can be repeated, since the caller's dict was copied
     assert options == {"lr": 9.0}
 
 

@@ -1,6 +1,6 @@
 """update="step": clipping, scalers, closures and wrappers treat tables like dense parameters.
 
-The reference is torch with dense parameters of the same weights.
+The reference is torch with dense parameters that have the same weights.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_tables_and_dense_parameters_are_clipped_by_one_norm(device: torch.devic
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_cache_size_and_prefetching_change_no_bit(device: torch.device, passes: int) -> None:
-    """Gradients are ordered by id, so that their norm is summed in one order."""
+    """Gradients are ordered by id, so their norm is summed in the same order whatever the cache size."""
     every, made, norms = batches(12, ids=200), [], []
     for cache, depth in ((60, 0), (75, 0), (90, 2), (1000, 3)):
         collection = tables(device, "step", torch.optim.Adagrad, cache=cache)
@@ -110,7 +110,7 @@ def test_max_gradient_applies_after_norm_clipping(device: torch.device) -> None:
     collection = apply(bags_collection(device, update="step"), lr=1.0, gradient_clipping=True, max_gradient=0.25)
     collection(single_ids([3])).values().backward(torch.full((1, 4), 2.0, device=device))
     before = rows_of(collection)
-    clip_grad_norm_(collection.parameters(), 2.0)  # 1 for each element
+    clip_grad_norm_(collection.parameters(), 2.0)  # clips each of the four elements to 1
     collection.fused_optimizer.step()
     assert torch.equal(rows_of(collection)[3], before[3] - 0.25)
 
@@ -119,7 +119,7 @@ def test_max_gradient_applies_after_norm_clipping(device: torch.device) -> None:
 def test_norms_of_pending_gradients(device: torch.device, norm_type: float) -> None:
     model, plain = Both(device, plain=False), Both(device, plain=True)
     assert model.tables.grad_norm() == (0.0, {"t0": 0.0, "t1": 0.0, "t2": 0.0})
-    for batch in batches(2):  # two passes
+    for batch in batches(2):  # two backward passes
         for each in (model, plain):
             each(batch).backward()
     assert plain.bags is not None
@@ -199,7 +199,7 @@ def test_closures(device: torch.device) -> None:
 
 
 def test_an_optimizer_that_calls_its_closure_often(device: torch.device) -> None:
-    """LBFGS trains the dense parameters: tables have only the gradient of the last call."""
+    """LBFGS trains the dense parameters. Tables are updated only with the gradient of the closure's last call."""
     model = Both(device, plain=False)
     dense = torch.optim.LBFGS(model.dense.parameters(), lr=0.01, max_iter=4)
     (batch,) = batches(1)
@@ -230,7 +230,9 @@ def wrapped(optimizer: Any) -> Any:
 
 
 def test_wrappers_treat_tables_like_dense_parameters(device: torch.device) -> None:
-    """Rates of a warm-up count from the step for which they are set; a norm above the gradients changes no bit."""
+    """A warm-up's rate applies from the step for which it is set. Clipping to a norm that gradients do not reach leaves
+    results bit-identical.
+    """
     first, then = tables(device, "backward", torch.optim.Adam), tables(device, "step", torch.optim.Adam)
     stage = [WarmupStage(WarmupPolicy.LINEAR, max_iters=3, value=0.1)]
     plain, optimizer = WarmupOptimizer(first.fused_optimizer, stage, lr=0.5), wrapped(then.fused_optimizer)

@@ -1,4 +1,4 @@
-"""Coefficients of the fused update: each spec has its kernel's, in double precision, and a row in the tests' table."""
+"""Coefficients of the fused update: each spec has the coefficients of its kernel and a row in optimizer_table.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_unknown_kernel_has_no_coefficients() -> None:
 @pytest.mark.parametrize("cls", [torch.optim.Adagrad, torch.optim.SparseAdam, torch.optim.AdamW, torchrec.optim.LAMB])
 @pytest.mark.parametrize("kind", [lambda value: torch.tensor(value, dtype=torch.float64), torch.tensor, np.float32])
 def test_options_of_any_library_are_computed_with_in_double_precision(cls: type, kind: Any) -> None:
-    """A save contains numbers, so training continues from it with the same bits."""
+    """Options of other libraries' types become Python numbers, as in saves, so resumed training is bit-identical."""
     numbers = {name: value for name, value in spec_for(cls).options.items() if isinstance(value, float)}
     given = {name: kind(value) for name, value in numbers.items()}
     if "betas" in spec_for(cls).options:
@@ -62,7 +62,7 @@ def test_options_of_any_library_are_computed_with_in_double_precision(cls: type,
         assert list(map(float, optimizer.coefficients())) == again.coefficients()
 
 
-class Mode(enum.IntEnum):  # like FBGEMM's WeightDecayMode
+class Mode(enum.IntEnum):  # an enum like FBGEMM's WeightDecayMode
     DECOUPLE = 2
 
 
@@ -77,7 +77,7 @@ def test_decay_that_is_decoupled(mode: Any) -> None:
 
 @pytest.mark.parametrize("cls", [torchrec.optim.LAMB, torchrec.optim.PartialRowWiseLAMB, torchrec.optim.LarsSGD])
 def test_a_row_of_zeros_stays_without_being_nan(device: torch.device, cls: type) -> None:
-    """Its norm is 0, and so is the step's."""
+    """The norm of a row of zeros is 0, and so is the norm of its step; their ratio must not be NaN."""
     config = index_bag_config(num_embeddings=3, weight_init_min=0.0, weight_init_max=0.0)
     collection = apply(bags_collection(device, config), cls)
     for ids, factor in (([1, 2], 1.0), ([1], 0.0)):

@@ -1,5 +1,6 @@
-"""`collection.grad_norm()` with updates in the backward pass equals the norm of pending gradients with
+"""`collection.grad_norm()`: with updates in the backward pass, it equals the norm of pending gradients under
 `update="step"`.
+
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ def test_a_row_that_many_lookups_hit_has_one_sum(device: torch.device, hits: int
 
 @pytest.mark.parametrize("cache", [2, 40])
 def test_a_window_has_the_norm_of_its_sum(device: torch.device, cache: int) -> None:
-    """Rows evicted from the cache meanwhile are included; until the window ends the previous window's norm is
-    returned.
-    """
+    """The norm includes rows that the cache has spilled. Until a window ends, the norm is the previous window's."""
     collection = apply(
         bags_collection(device, cache=cache), rst.AccumulateSGD, lr=0.1, use_accumulate=True, accumulate_step=2
     )
@@ -93,7 +92,7 @@ def test_a_window_has_the_norm_of_its_sum(device: torch.device, cache: int) -> N
 @pytest.mark.parametrize("window", [1, 3])
 def test_the_size_of_the_cache_changes_no_bit(device: torch.device, window: int) -> None:
     every = batches(9, ids=200)
-    # magnitudes that a sum in another order would round differently
+    # magnitudes whose sum would round differently in another order
     of_samples = torch.logspace(-6, 6, 5, device=device)[:, None]
     options: dict[str, Any] = {"use_accumulate": True, "accumulate_step": window}
     found: list[list[Any]] = []

@@ -1,4 +1,4 @@
-"""Schedulers that cycle momentum as well as the rate; the reference is torch's optimizer with the same scheduler."""
+"""Schedulers that cycle the momentum as well as the learning rate, compared with torch's optimizers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def of_parameter(collection: Any) -> Any:
 def test_a_momentum_that_is_cycled_reaches_the_update(
     device: torch.device, kind: str, name: str, optimizer_of: Callable[[Any], Any]
 ) -> None:
-    """The update equals one with values set by hand on a dense parameter, and differs from a constant momentum."""
+    """Updates equal a dense parameter's with momentum set by hand at each step, and differ from a constant
+    momentum's.
+    """
     spec = CYCLED[name]
     cls, options = pkgutil.resolve_name(spec.classes[0]), spec.example
     option = "momentum" if "momentum" in spec.options else "betas"

@@ -1,8 +1,8 @@
-"""Every class that tables accept, with each of its keywords, through each function that applies an optimizer.
+"""Every class that tables accept, with each of its keywords, tested with each function that applies an optimizer.
 
-A keyword is refused at the call, or the rows equal the result of the class itself, which updates a dense parameter
-with the same gradients. Values are from torch's own list (`optim_db`), plus execution options, which change nothing. A
-test fails if torch adds a keyword that is missing here.
+Either the call refuses a keyword, or the rows equal the result of the class itself, which updates a dense parameter
+with the same gradients. Values are from torch's own list (`optim_db`). Execution options are tested too; they change
+no result. A test fails if torch adds a keyword that is missing here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CLASSES.remove(rst.SparseGradients)  # it has no keywords
 
 
 def has_step(cls: Any) -> bool:
-    """Returns whether the class has a `step` of its own, rather than only naming an update of tables."""
+    """Returns whether the class has a `step` of its own; other classes only select an update of tables."""
     bases = [base for base in cls.__mro__ if base is not torch.optim.Optimizer]
     return any(base.__module__.startswith("torch.optim.") or base is torchrec.optim.RowWiseAdagrad for base in bases)
 
@@ -95,7 +95,7 @@ TOGETHER: list[dict[str, Any]] = [
 
 
 def keywords(cls: Any) -> set[str]:
-    """Returns the keywords of the class's constructors and of tables."""
+    """Returns the keywords that the class's constructors or tables accept."""
     found = set(spec_for(cls).options)
     for base in cls.__mro__:
         if issubclass(base, torch.optim.Optimizer) and base is not torch.optim.Optimizer and "__init__" in vars(base):
@@ -105,7 +105,7 @@ def keywords(cls: Any) -> set[str]:
 
 
 def values(name: str) -> list[Any]:
-    """Returns values of the list above, or of `optimizer_table` for a keyword that is not in the list."""
+    """Returns the values to test for a keyword: from the list above, or else from `optimizer_table`."""
     of_rows = [row.options[name] for row in optimizer_table.ROWS if name in row.options]
     return VALUES.get(name, of_rows)
 
@@ -131,7 +131,7 @@ WEIGHT = torch.linspace(-0.5, 0.5, ROWS * DIM).view(ROWS, DIM)
 
 
 def expected(cls: Any, options: dict[str, Any]) -> torch.Tensor | None:
-    """Returns the weights after the class itself made the updates; None if it refuses the keywords."""
+    """Returns the weights after updates by the class itself; None if the class refuses the keywords."""
     if not has_step(cls):
         return None
     parameter = torch.nn.Parameter(WEIGHT.clone())
@@ -146,7 +146,7 @@ def expected(cls: Any, options: dict[str, Any]) -> torch.Tensor | None:
 
 
 def accepted(cls: Any, handle: Any, options: dict[str, Any], function: str) -> bool:
-    """Returns whether the call accepted the keywords; otherwise it left no trace, and the table gets SGD."""
+    """Returns whether the call accepts the keywords. If not, checks that it changed nothing, and applies SGD."""
     try:
         FUNCTIONS[function](cls, [handle], dict(options))
     except (TypeError, ValueError, RuntimeError):
@@ -157,8 +157,8 @@ def accepted(cls: Any, handle: Any, options: dict[str, Any], function: str) -> b
 
 
 def trained(device: torch.device, cls: Any, cases: list[tuple[dict[str, Any], str]]) -> list[torch.Tensor | None]:
-    """Trains a table for each case (keywords and function), starting from WEIGHT; returns its rows, or None if
-    refused.
+    """Trains a table for each case (keywords and function), starting from WEIGHT; returns its rows, or None if the
+    case is refused.
     """
     names = [f"t{number}" for number in range(len(cases))]
     tables = [EmbeddingBagConfig(ROWS, DIM, name, init_fn=lambda rows: rows.copy_(WEIGHT)) for name in names]

@@ -36,7 +36,7 @@ BEYOND_FLOAT32 = 2**24 + 1
 
 
 def states_of(spec: OptimizerSpec) -> dict[str, tuple[int, ...]]:
-    """Returns the shape per row of each state."""
+    """Returns the shape that each state has per row."""
     names = ["momentum1", *(state.name for state in spec.states[1:])]
     return {name: () if state.rowwise else (4,) for name, state in zip(names, spec.states, strict=False)}
 
@@ -62,7 +62,7 @@ def train(collection: Any, seed: int, steps: int = 4) -> list[torch.Tensor]:
     return outputs
 
 
-# ---- state
+# ---- optimizer states
 
 
 @pytest.mark.parametrize("spec", UPDATED, ids=lambda spec: spec.kernel)
@@ -100,7 +100,7 @@ def test_state_values(device: torch.device) -> None:
 
 @pytest.mark.parametrize("spec", UPDATED, ids=lambda spec: spec.kernel)
 def test_a_round_trip_continues_with_the_same_bits(device: torch.device, spec: OptimizerSpec) -> None:
-    """The loading model has another cache size, other rows, and saw the ids in another order."""
+    """The loading model has another cache size and other rows, and first looked up the ids in another order."""
     cls = pkgutil.resolve_name(spec.classes[0])
     source, target = two_tables(device, cls, spec.example), two_tables(device, cls, spec.example, cache=9)
     train(source, 0)
@@ -113,7 +113,7 @@ def test_a_round_trip_continues_with_the_same_bits(device: torch.device, spec: O
     target.fused_optimizer.load_state_dict(states)
     assert all(torch.equal(a, b) for a, b in zip(train(source, 2), train(target, 2), strict=True))
     assert set(source.table_ids("t0").tolist()) == set(target.table_ids("t0").tolist())
-    twin = two_tables(device, cls, spec.example)  # a model that sees them in the source's order
+    twin = two_tables(device, cls, spec.example)  # a model that looks up the ids in the source's order
     twin.load_state_dict(source.state_dict())
     twin.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
     assert not list(differing_tensors(source.state_dict(), twin.state_dict()))
@@ -191,7 +191,7 @@ def test_loading_is_strict(device: torch.device) -> None:
         adagrad.fused_optimizer.load_state_dict({"state": state})
 
 
-# ---- steps
+# ---- step counts
 
 
 @pytest.mark.parametrize("through", ["memory", "torch.save"])
@@ -205,7 +205,7 @@ def test_loading_is_strict(device: torch.device) -> None:
     ],
 )
 def test_steps_are_exact(device: torch.device, step: torch.Tensor, through: str) -> None:
-    """Steps too large for float32 are exact too; TorchRec's and torch's are float32."""
+    """Step counts too large for float32 stay exact, although TorchRec and torch store float32 counts."""
     source, target = two_tables(device), two_tables(device)
     train(source, 0)
     state = source.fused_optimizer.state_dict()
@@ -229,7 +229,7 @@ def test_steps_are_exact(device: torch.device, step: torch.Tensor, through: str)
 
 @pytest.mark.parametrize("rows", [5_000, pytest.param(1_000_000, marks=pytest.mark.full)])
 def test_states_of_many_rows(device: torch.device, rows: int) -> None:
-    """Ids are in another order than in the table, and most rows are not cached."""
+    """The state's ids are in another order than the table's, and most rows are not cached."""
     collection = two_tables(device, rows=rows)
     train(collection, 0, steps=1)
     ids = torch.arange(rows).flip(0) * 3 + 1

@@ -34,7 +34,7 @@ def test_learning_rate_is_read_at_each_update(device: torch.device) -> None:
     for rate in (0.5, 0.125, 0.0, 2.0):
         output = collection(numbered(1)).values().sum()
         before = rows_of(collection)[0]
-        group["lr"] = rate  # between forward and backward
+        group["lr"] = rate  # the learning rate changes between forward and backward
         output.backward()
         torch.testing.assert_close(rows_of(collection)[0], before - rate)
 
@@ -81,7 +81,7 @@ def several(device: torch.device, count: int, **fields: Any) -> Any:
 
 
 def test_tables_with_their_own_learning_rate(device: torch.device) -> None:
-    """One launch with rates per table. A shared dict stays one param group."""
+    """One launch updates tables with different learning rates. Tables that share a dict share one param group."""
     collection = several(device, 3)
     handles = list(collection.parameters())
     rst.apply_optimizer_in_backward(torch.optim.SGD, handles[:2], {"lr": 0.5})
@@ -131,7 +131,7 @@ def test_tables_with_different_optimizers_and_windows(device: torch.device) -> N
     assert steps == [7, 7, 3, 2]
 
 
-# ---- weight decay that changes
+# ---- changes of weight decay
 
 DECAYING = [(SGD, {}), (ADAGRAD, {}), (ADAM, {"eps": 1e-3}), (ADADELTA, {"eps": 1e-3})]
 DECAYING_IDS = [cls.__name__ for cls, _ in DECAYING]
@@ -142,7 +142,9 @@ DECAYING_IDS = [cls.__name__ for cls, _ in DECAYING]
 def test_weight_decay_and_direction_change_in_mid_training(
     device: torch.device, cls: Any, options: dict[str, Any], update: str
 ) -> None:
-    """The behaviour is torch's when a scheduler or the user changes the group; decay may become 0 and return."""
+    """Changes of the param group by a scheduler or the user have the same effect as in torch. Decay may become 0 and
+    return.
+    """
     options = {"lr": 0.1, "weight_decay": 0.5, **options}
     collection = apply(bags_collection(device, bag_config(**ONES), update=update), cls, **options)
     rows = torch.nn.Parameter(torch.ones(3, 4))
@@ -163,7 +165,7 @@ def test_weight_decay_and_direction_change_in_mid_training(
 
 @pytest.mark.parametrize(("cls", "options"), DECAYING, ids=DECAYING_IDS)
 def test_weight_decay_cannot_be_enabled_later(device: torch.device, cls: type, options: dict[str, Any]) -> None:
-    """The backward pass raises, and changes nothing."""
+    """The backward pass raises an error and changes nothing."""
     collection = apply(bags_collection(device), cls, lr=0.1, **options)
     train_step(collection, numbered(3))
     before = collection.state_dict()
@@ -178,7 +180,7 @@ def test_weight_decay_cannot_be_enabled_later(device: torch.device, cls: type, o
 
 
 def test_decay_comes_after_the_bound_of_the_gradient(device: torch.device) -> None:
-    """Decay is applied once per window, after clipping the sum."""
+    """Decay is applied once per window, after the summed gradient was clipped."""
     options = {"lr": 1.0, "weight_decay": 0.5, "gradient_clipping": True, "max_gradient": 0.25}
     collection = apply(bags_collection(device, bag_config(**ONES)), window=2, **options)
     for _ in range(2):
@@ -209,7 +211,7 @@ def test_clipping_acts_on_the_aggregated_gradient(device: torch.device, window: 
 
 
 def test_a_window_applies_the_sum_once(device: torch.device) -> None:
-    """Rows evicted from the cache meanwhile are included; the learning rate is the one at the window's end."""
+    """The update includes rows that the cache has spilled, and uses the learning rate at the window's end."""
     collection = apply(bags_collection(device, bag_config(**ONES), cache=2), window=3, lr=9.0)
     (group,) = collection.fused_optimizer.param_groups
     for window in (1, 2):

@@ -1,6 +1,6 @@
 """Clipping when another library has replaced torch's functions, before or after this package is used.
 
-The reference is torch's unmodified clipping: tables that are updated in the backward pass are an error.
+The reference is torch's unmodified clipping. Clipping tables that are updated in the backward pass is an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def by_name(function: Function) -> Function:
 
 
 class Counted:
-    """A callable object, and a method that calls the wrapped function."""
+    """A callable object that wraps a function; its method calls the function too."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
@@ -75,7 +75,7 @@ CALLING: dict[str, Callable[[Function], Any]] = {
 
 
 def own_norm(parameters: Any, max_norm: float, *args: Any) -> torch.Tensor:
-    """Clips without calling torch, as some libraries do."""
+    """Clips gradients without calling torch's function, as some libraries do."""
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
     for grad in grads:
@@ -84,7 +84,7 @@ def own_norm(parameters: Any, max_norm: float, *args: Any) -> torch.Tensor:
 
 
 def fresh(name: str) -> Function:
-    """Returns an unmodified function of torch."""
+    """Returns a fresh, unmodified copy of torch's function."""
     made: Function = clip_grad._no_grad(inspect.unwrap(getattr(clip_grad, name)))
     return made
 
@@ -114,7 +114,7 @@ def test_a_library_that_clips_by_itself(
     with pytest.warns(rst.ConfigurationWarning, match=warning_text):
         collection = bags_collection(device, update="step")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the warning comes once
+        warnings.simplefilter("error")  # the warning is given only once
         bags_collection(device)
         apply(collection)
         monkeypatch.undo()
@@ -123,7 +123,7 @@ def test_a_library_that_clips_by_itself(
     monkeypatch.setattr(module, "clip_grad_norm_", own_norm)
     collection(single_ids([1])).values().sum().backward()
     with pytest.warns(rst.ConfigurationWarning, match=warning_text):
-        collection.fused_optimizer.step()  # a replacement that was made later is detected here
+        collection.fused_optimizer.step()  # also detects a function that was replaced later
 
 
 @pytest.mark.parametrize("later", [False, True])

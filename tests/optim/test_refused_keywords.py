@@ -1,4 +1,4 @@
-"""Keywords that table optimizers refuse by name, at the call or when changed, and refused numbers of rows."""
+"""Keywords that table optimizers refuse by name, when applied or when changed later, and refused numbers of rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ADAGRADW = {**COUNTER, "counter_weight_decay_mode": "adagradw"}
 MODES = r"supported are \['l2', 'decouple', 'decouple_global', 'cowclip', 'counter'\]"
 
 
-class Mode(enum.IntEnum):  # like FBGEMM's WeightDecayMode
+class Mode(enum.IntEnum):  # an enum like FBGEMM's WeightDecayMode
     NONE = 0
     DECOUPLE = 2
 
@@ -86,7 +86,7 @@ REFUSED: list[tuple[type, dict[str, Any], type[Exception], str]] = [
     (SGD, {"gradient_clipping": 1, "max_gradient": 1.0}, TypeError, "gradient_clipping is 1"),
     (SGD, {"gradient_clipping": True, "max_gradient": -1.0}, ValueError, "max_gradient is -1.0"),
     (SGD, {"gradient_clipping": True, "max_gradient": "1"}, TypeError, "max_gradient is '1'"),
-    # windows
+    # accumulation windows
     (rst.AccumulateSGD, {"accumulate_step": 2}, ValueError, "accumulate_step is 2.*use_accumulate=True"),
     (rst.AccumulateSGD, {"use_accumulate": True, "accumulate_step": 0}, ValueError, "accumulate_step is 0"),
     (rst.AccumulateAdam, {"use_accumulate": True, "accumulate_step": -3}, ValueError, "accumulate_step is -3"),
@@ -206,7 +206,8 @@ def test_extreme_float32_values_are_accepted() -> None:
     largest = torch.finfo(torch.float32).max
     assert TableOptimizer.create(torch.optim.SGD, {"lr": largest}).coefficients()[1] == largest
     assert TableOptimizer.create(torch.optim.SGD, {"lr": 3.4028235e38}).coefficients()[1] == pytest.approx(largest)
-    tiny = TableOptimizer.create(ADAM, {"lr": 1e-60, "eps": 1e-45, "betas": (1e-60, 0.9999999)})  # 0 is intended
+    # a value of 0 is valid
+    tiny = TableOptimizer.create(ADAM, {"lr": 1e-60, "eps": 1e-45, "betas": (1e-60, 0.9999999)})
     assert torch.tensor(tiny.coefficients())[1:].isfinite().all()
     assert TableOptimizer.create(ADAGRAD, {"eps": 0.0}).coefficients()[0] == math.inf  # without clipping
 

@@ -1,4 +1,4 @@
-"""Training that resumes in a new process has the bits of uninterrupted training."""
+"""Training that resumes in a new process is bit-identical to uninterrupted training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchrec.optim import CombinedOptimizer, KeyedOptimizerWrapper, WarmupOptim
 import rec_sdk_torch as rst
 
 HERE = Path(__file__).parent
-STEPS = 3  # before the interruption, and after it
+STEPS = 3  # steps before the interruption, and after it
 
 
 class Model(torch.nn.Module):
@@ -53,7 +53,9 @@ class Model(torch.nn.Module):
 
 
 def resume(checkpoint: str, device: str, optimizer_name: str, warmup: str) -> None:
-    """Resumes as docs/optimizers.md describes, in a new process with another cache size, from the file alone."""
+    """Resumes training as docs/optimizers.md describes: in a new process, with another cache size, from the
+    file alone.
+    """
     model = Model(torch.device(device), optimizer_name, cache=9)
     optimizer = model.optimizer(warmup == "True")
     saved = torch.load(checkpoint)

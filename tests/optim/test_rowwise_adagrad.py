@@ -36,7 +36,7 @@ COWCLIP, COUNTER = {"weight_decay_mode": "cowclip"}, {"weight_decay_mode": "coun
 
 
 @dataclass
-class GlobalWeightDecay:  # FBGEMM's definition, which older versions have in another module
+class GlobalWeightDecay:  # FBGEMM's class, which older versions define in another module
     start_iter: int = 0
     lower_bound: float = 0.0
 
@@ -61,7 +61,7 @@ def cowclip(decay: str, halflife: int) -> CowClipDefinition:
 DEFINITIONS = {
     "plain": counter("NONE"),
     "l2": counter("L2", counter_halflife=5),
-    "l2, growing": counter("L2"),  # without a half-life FBGEMM's decay is below 0
+    "l2, growing": counter("L2"),  # without a half-life, FBGEMM's decay is negative
     "decouple": counter("DECOUPLE", counter_halflife=3, adjustment_iter=4),
     "forgetful": counter("DECOUPLE", "COUNTER_SGD", counter_halflife=0),
     "increase": counter("L2", "TAIL_ID_LR_INCREASE", counter_halflife=7),
@@ -126,10 +126,13 @@ def greatest(collection: Any) -> Any:
 
 
 def test_the_greatest_count_is_found_in_host_memory_too(device: torch.device) -> None:
-    """The cache holds three of five rows; each third update begins with the greatest count so far, plus 1."""
+    """The cache holds three of five rows.
+
+    Every third update, the greatest count is set to the greatest so far, plus 1.
+    """
     options = {**COUNTER, "learning_rate_mode": "tail_id_lr_increase", "max_counter_update_freq": 3}
     batches = [[1, 2, 3], [3, 1, 3], [4, 3, 5], [4, 5], [4, 5], [1, 4], [5, 4], [2]]
-    counts = [1, 1, 1 + 2, 3, 3, 1 + 3, 4, 4, 1 + 5]  # of the update of each number, from 1
+    counts = [1, 1, 1 + 2, 3, 3, 1 + 3, 4, 4, 1 + 5]  # the greatest count used by each update, from update 1 on
     collections = [apply(bags_collection(device, cache=cache), ROWWISE, **options) for cache in (3, 40)]
     for collection in collections:
         found = [greatest(collection)]
@@ -154,7 +157,7 @@ def test_the_greatest_count_is_of_all_tables(device: torch.device) -> None:
 
 
 def test_batches_in_flight_do_not_change_the_greatest_count(device: torch.device) -> None:
-    """Whole tables are read while later batches are planned and staged, which are then planned again."""
+    """Finding the greatest count reads whole tables while later batches are planned and staged; these are replanned."""
     options = {"learning_rate_mode": "tail_id_lr_decrease", "max_counter_update_freq": 2, "adjustment_ub": 2.0}
     batches = [single_ids([i % 3, i % 5, 7]) for i in range(12)]
     states = []
@@ -176,7 +179,7 @@ def test_equal_rates_never_read_the_greatest_count(device: torch.device) -> None
 
 
 def test_global_decay_of_a_row_that_missed_updates(device: torch.device) -> None:
-    """Gradients are zero, so that only decay shows. Row 1 is in updates 1 and 4; decay begins at 4."""
+    """Gradients are zero, so only decay changes rows. Row 1 is in updates 1 and 4; decay begins at update 4."""
     options = {**GLOBAL, "weight_decay_mode": Mode.DECOUPLE_GLOBAL, "global_weight_decay": GlobalWeightDecay(4)}
     collection = apply(bags_collection(device, bag_config(**ONES)), ROWWISE, lr=0.5, eps=1.0, **options)
     for ids in ([1], [2], [2], [1, 2]):
@@ -191,11 +194,11 @@ def test_global_decay_of_a_row_that_missed_updates(device: torch.device) -> None
 
 def test_max_norm_bounds_rows_after_the_update(device: torch.device) -> None:
     collection = apply(bags_collection(device, bag_config(**ONES)), ROWWISE, lr=1.0, eps=1.0, max_norm=2.5)
-    train_step(collection, single_ids([1]), factor=-1.0)  # to 1.5 in each of 4 columns: a norm of 3
-    train_step(collection, single_ids([2]), factor=1.0)  # to 0.5
+    train_step(collection, single_ids([1]), factor=-1.0)  # changes 1 to 1.5 in each of 4 columns: a norm of 3
+    train_step(collection, single_ids([2]), factor=1.0)  # changes 1 to 0.5
     lengths = {i: float(row.norm()) for i, row in rows_of(collection).items()}
     assert lengths == pytest.approx({1: 2.5, 2: 1.0}, rel=1e-6)
-    collection.fused_optimizer.param_groups[0]["max_norm"] = 0.0  # no bound
+    collection.fused_optimizer.param_groups[0]["max_norm"] = 0.0  # 0 means no bound
     train_step(collection, single_ids([1]), factor=-1.0)
     assert float(rows_of(collection)[1].norm()) == pytest.approx(2.5 + 2 / (1 + math.sqrt(2)), rel=1e-6)
 

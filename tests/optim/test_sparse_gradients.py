@@ -28,7 +28,9 @@ def with_sparse_gradients(device: torch.device, *configs: Any, **options: Any) -
 
 @pytest.mark.parametrize("cache", [5, 40])
 def test_gradients_match_a_sparse_embedding(device: torch.device, cache: int) -> None:
-    """The reference is torch.nn.EmbeddingBag(sparse=True), over several backward passes and with rows spilled."""
+    """The reference is torch.nn.EmbeddingBag(sparse=True); there are several backward passes, and the cache
+    spills rows.
+    """
     config = EmbeddingBagConfig(20, 4, "t0", feature_names=["f0"])
     collection = with_sparse_gradients(device, config, cache=cache)
     before = collection.state_dict()
@@ -54,7 +56,7 @@ def test_gradients_match_a_sparse_embedding(device: torch.device, cache: int) ->
 
 
 def test_a_users_optimizer_matches_the_fused_one(device: torch.device) -> None:
-    """Three tables, two of them hash tables and one of another width, are trained by SGD written by hand."""
+    """SGD written by hand trains three tables, of which two are hash tables and one has another width."""
     configs = [bag_config(), bag_config("t1", ["f1"]), bag_config("t2", ["f2"], embedding_dim=8)]
     by_hand, fused = with_sparse_gradients(device, *configs, cache=6), bags_collection(device, *configs, cache=40)
     apply(fused)

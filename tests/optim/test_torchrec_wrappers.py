@@ -1,4 +1,4 @@
-"""TorchRec's optimizer wrappers around the tables' optimizer pass states through, and their rates reach the update.
+"""TorchRec's optimizer wrappers around the tables' optimizer: states pass through, and learning rates reach the update.
 
 test_fused_optimizer.py tests GradientClippingOptimizer.
 """
@@ -72,9 +72,9 @@ WRAPPERS = [itself, keyed_wrapper, OptimizerWrapper, warmed_up, combined]
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_every_wrapper_saves_and_loads_states(device: torch.device, wrap: Callable[[Any], KeyedOptimizer]) -> None:
-    """After a save and a load through the wrapper, training continues with the same bits, options included."""
+    """After a save and a load through the wrapper, rows, states and options of continued training are bit-identical."""
     source, target = trained(device), trained(device, steps=1, lr=9.0)
-    train_step(target, single_ids([9, 4, 1]))  # other rows, in another order
+    train_step(target, single_ids([9, 4, 1]))  # the loading model has other rows, in another order
     wrapped, reader = wrap(source.fused_optimizer), wrap(target.fused_optimizer)
     for optimizer in (wrapped, reader):
         optimizer.save_param_groups(True)
@@ -124,8 +124,8 @@ def test_every_wrapper_is_strict(device: torch.device, wrap: Callable[[Any], Key
 
 
 def test_combined_with_prefixed_keys(device: torch.device) -> None:
-    """Two collections have tables with the same name, under different prefixes; one is also loaded from its part
-    alone.
+    """Two collections have tables with the same name, under different prefixes; one collection is also loaded from its
+    part of the state alone.
     """
     first, second = trained(device), trained(device, steps=2)
     with pytest.raises(ValueError, match=f"Duplicate param key {T0}"):
@@ -146,19 +146,19 @@ def test_combined_with_prefixed_keys(device: torch.device) -> None:
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_init_state_changes_no_table(device: torch.device, wrap: Callable[[Any], KeyedOptimizer]) -> None:
-    """init_state takes a step with zero gradients: a table's parameter has no rows, so the step does nothing."""
+    """init_state runs a step with zero gradients. A table's parameter has no rows, so this step changes nothing."""
     collection = trained(device)
     before = collection.state_dict(), collection.fused_optimizer.state_dict()["state"][T0]
     optimizer = wrap(collection.fused_optimizer)
     optimizer.init_state()
     if device.type != "npu":  # NPUs have no sparse tensors
-        optimizer.init_state({name for name in optimizer.params if name.endswith(T0)})  # as sparse gradients
+        optimizer.init_state({name for name in optimizer.params if name.endswith(T0)})  # with sparse gradients
     optimizer.zero_grad()
     assert not list(differing_tensors(before[0], collection.state_dict()))
     assert not list(differing_tensors(before[1], collection.fused_optimizer.state_dict()["state"][T0]))
     fresh = apply(bags_collection(device), torch.optim.Adam, lr=0.1)
     reader = wrap(fresh.fused_optimizer)
-    reader.init_state()  # a new process
+    reader.init_state()  # emulates a new process
     fresh.load_state_dict(collection.state_dict())
     reader.load_state_dict(optimizer.state_dict())
     assert not list(differing_tensors(before[1], fresh.fused_optimizer.state_dict()["state"][T0]))
@@ -181,7 +181,7 @@ def test_a_collection_without_an_optimizer(device: torch.device) -> None:
     assert isinstance(collection.fused_optimizer, FusedOptimizer)
 
 
-# ---- rates
+# ---- learning rates
 
 MULTIPLIERS: dict[WarmupPolicy, tuple[dict[str, Any], list[float]]] = {
     WarmupPolicy.NONE: ({}, [1.0, 1.0, 1.0]),
@@ -204,8 +204,8 @@ MULTIPLIERS: dict[WarmupPolicy, tuple[dict[str, Any], list[float]]] = {
 
 @pytest.mark.parametrize("policy", list(WarmupPolicy))
 def test_rates_of_every_warmup_policy_reach_the_update(device: torch.device, policy: WarmupPolicy) -> None:
-    """A first stage of 0.5 precedes the policy, a rate without factor follows; a loaded copy takes over at iteration
-    4.
+    """A first stage with factor 0.5 precedes the policy, and a stage without a factor follows. At iteration 4, a loaded
+    copy takes over.
     """
     fields, multipliers = MULTIPLIERS[policy]
     collections, optimizers = [bags_collection(device), bags_collection(device)], []
@@ -229,7 +229,9 @@ def test_rates_of_every_warmup_policy_reach_the_update(device: torch.device, pol
 
 
 def test_a_combination_sets_the_rate_of_a_loaded_warmup(device: torch.device) -> None:
-    """CombinedOptimizer loads states without the wrappers in it, then calls their post_load_state_dict."""
+    """CombinedOptimizer loads states without calling its wrappers' load_state_dict, then calls their
+    post_load_state_dict.
+    """
     source, target = trained(device), trained(device)
     stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.0)]
     optimizers = [

@@ -1,6 +1,6 @@
 """update="step": backward passes aggregate gradients, and step() of the fused optimizer updates the rows once.
 
-The reference is torch with dense parameters of the same weights, or tables updated in the backward pass.
+The reference is torch with dense parameters that have the same weights, or tables updated in the backward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import rec_sdk_torch as rst
 
 
 def rows_known(collection: Any, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Returns the state dict without rows of ids that the state dict `before` lacks."""
+    """Returns the state dict without the rows whose ids are missing in the state dict `before`."""
     state = collection.state_dict()
     for name in [name for name in state if name.endswith(".ids")]:
         weight = name.replace(".ids", ".weight")
@@ -48,7 +48,7 @@ def test_step_updates_have_the_bits_of_backward_updates(device: torch.device, op
         then.fused_optimizer.step()
         assert_same(first, then)
         assert all(handle.grad is None for handle in then.parameters()), "the gradients are used up"
-        then.fused_optimizer.step()  # there was no backward pass for it
+        then.fused_optimizer.step()  # this step has no effect, since no backward pass preceded it
         then.fused_optimizer.zero_grad()
         assert_same(first, then)
 
@@ -56,7 +56,7 @@ def test_step_updates_have_the_bits_of_backward_updates(device: torch.device, op
 @pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("passes", [2, 3])
 def test_several_backward_passes_are_one_window(device: torch.device, passes: int, looks: bool) -> None:
-    """The gradients are summed like the windows of Accumulate classes, bit for bit, also if they were read."""
+    """Gradients are summed as in windows of Accumulate classes, bit for bit, even if they are read in between."""
     window = {"use_accumulate": True, "accumulate_step": passes}
     first = tables(device, "backward", rst.AccumulateAdagrad, **window)
     then = tables(device, "step", torch.optim.Adagrad)
@@ -78,7 +78,7 @@ def test_several_backward_passes_through_one_forward(device: torch.device) -> No
     output = then(batch).values()
     output.pow(2).sum().backward(retain_graph=True)
     (3 * output.sum()).backward()
-    with pytest.raises(RuntimeError, match="second time"):  # torch's error: the graph was not retained
+    with pytest.raises(RuntimeError, match="second time"):  # torch's own error, because the graph was not retained
         output.sum().backward()
     then.fused_optimizer.step()
     for table in ("t0", "t1", "t2"):
@@ -119,7 +119,10 @@ def test_sequences_and_features_that_are_not_part_of_the_loss(device: torch.devi
 
 
 def test_gradients_of_sample_weights(device: torch.device) -> None:
-    """They follow from the rows that the forward read, although others were updated before it or between its passes."""
+    """Gradients of per-sample weights are computed from the rows that the forward read.
+
+    This holds even if updates run before the forward, or between forward and backward.
+    """
     collection = apply(bags_collection(device, update="step", is_weighted=True))
 
     def change_row_1() -> None:
@@ -168,7 +171,7 @@ def test_zero_grad_drops(device: torch.device) -> None:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_table_without_a_gradient_is_left_out(device: torch.device, again: bool) -> None:
-    """Its rows are unchanged, like a dense parameter without gradient; another backward pass gives it one."""
+    """A table without a gradient is unchanged, like a dense parameter; a later backward pass gives it a gradient."""
     collection, reference = tables(device), tables(device)
     one, other = batches(2)
     loss_of(collection, one).backward()
@@ -333,7 +336,9 @@ def test_a_load_drops_gradients(device: torch.device) -> None:
 
 
 def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
-    """A save before step() has the current rows; a load is refused until step() or zero_grad()."""
+    """A save before step() contains the rows without the pending update; loads are refused until step() or
+    zero_grad().
+    """
     collection = tables(device, "step", torch.optim.Adam)
     one, other = batches(2)
     step(collection, one)
@@ -353,14 +358,17 @@ def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
 
 
 def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
-    """The rows of all batches between two updates must be cached: otherwise an error says so, and leaves no trace."""
+    """The rows of all batches between two updates must fit into the cache. Otherwise an error explains this, and
+    nothing
+    changes.
+    """
     collection = apply(bags_collection(device, update="step", cache=4), lr=1.0)
     collection(single_ids([1, 2, 3])).values().sum().backward()
     with pytest.raises(rst.tbe.CacheTooSmallError) as error:
         collection(single_ids([4, 5]))
     assert "1 backward passes are pending for step() of the optimizer" in error.value.__notes__[0]
     collection.fused_optimizer.step()
-    losses = []  # kept with their graphs, although only one batch fits at a time
+    losses = []  # keeps the outputs' graphs, although only one batch fits at a time
     for ids in ([4, 5, 6], [1, 2, 3]) * 3:
         losses.append(collection(single_ids(ids)).values().sum())
         losses[-1].backward()
@@ -368,7 +376,7 @@ def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
 
 
 def test_prefetched_batches(device: torch.device) -> None:
-    """step() drops no prefetched plan, and the bits are the same as without prefetching."""
+    """step() drops no prefetched plan, and results are bit-identical to training without prefetching."""
     first, then = (tables(device, "step", torch.optim.Adam, cache=150) for _ in range(2))
     every = batches(8)
     for batch in every:

@@ -40,11 +40,11 @@ class Server:
         return answers
 
     def errors(self) -> str:
-        """Returns the text in its log."""
+        """Returns the text in the server's log."""
         return self._log.read_text() if self._log else ""
 
     def bytes_read(self) -> int:
-        """Returns the bytes that its system calls have read so far; mapped memory does not count."""
+        """Returns the number of bytes that the server's system calls have read so far; mapped memory does not count."""
         fields = dict(line.split(": ") for line in Path(f"/proc/{self._run.pid}/io").read_text().splitlines())
         return int(fields["rchar"])
 
@@ -54,7 +54,7 @@ class Server:
 
 
 def check(server: Server, reader: TableReader) -> None:
-    """Requests the rows of ids, some of them unknown, and their sum and mean."""
+    """Requests the rows of ids, of which some are unknown, and their sum and mean."""
     weights, found = reader.find(torch.from_numpy(IDS))
     ids = " ".join(map(str, IDS))
     lines = [line.split() for line in server.request(f"find {ids}", len(IDS))]
@@ -80,7 +80,7 @@ def refused(program: Path, *arguments: str | Path, **variables: str) -> str:
 
 
 def rewritten(text: bytes, change: dict[str, object]) -> bytes:
-    """Returns a manifest with changed fields and the right checksum."""
+    """Returns a manifest with changed fields and a correct checksum."""
     body = json.loads(text) | change
     del body["checksum"]
     plain = (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()

@@ -25,7 +25,7 @@ def make() -> TableBatchedEmbedding:
 
 
 def train(embedding: TableBatchedEmbedding, ids: range) -> None:
-    """Trains on the ids in each table, fifty per step."""
+    """Trains each table on the ids, fifty per step."""
     embedding.train()
     for begin in range(ids.start, ids.stop, 50):
         some = torch.arange(begin, min(begin + 50, ids.stop)).repeat(len(DTYPES))

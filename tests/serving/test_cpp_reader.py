@@ -1,6 +1,6 @@
-"""The C++ reader of saves gives the results and errors of Python's reader.
+"""The C++ reader of saves returns the same results and errors as the Python reader.
 
-CMake builds it with its example, and again with sanitizers for saves with invalid contents.
+CMake builds the reader with its example, and again with sanitizers for tests of invalid saves.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_results_match_pythons_reader(tmp_path: Path, program: Path, servers: li
 
 
 def test_saves_without_indexes_and_in_packs(tmp_path: Path, program: Path, servers: list[Server]) -> None:
-    """Small tables of a save of many tables have no index, and share files."""
+    """In a save of many tables, small tables have no index and share files."""
     tables = [TableConfig(f"t{n}", 500, 5, init_min=-0.5, track_changes=True) for n in range(20)]
     embedding = embedding_of(*tables, cache=50)
     for step in range(2):
@@ -145,7 +145,7 @@ def test_damaged_files_are_named(tmp_path: Path, program: Path) -> None:
             TableReader(tmp_path, "a")
         assert f"{index}: " in refused(program, "a", tmp_path)
     index.unlink()
-    aside = tmp_path / "aside"  # for indexes that a reader makes
+    aside = tmp_path / "aside"  # folder for the indexes that a reader writes
     aside.mkdir()
     (file,) = (each for each in read_manifest(save).files if each.table == "a" and each.role == "rows")
     rows = save / file.path
@@ -191,7 +191,7 @@ def test_folders_of_other_names_are_no_saves(tmp_path: Path, program: Path, serv
 
 
 def test_each_manifest_is_read_once(tmp_path: Path, program: Path, servers: list[Server]) -> None:
-    """However long the chain, each manifest is read once; a refresh reads the new one."""
+    """Each manifest is read once, however long the chain is; a refresh reads only the new manifest."""
     embedding, size = make(), 1 << 18
 
     def grow() -> None:
@@ -236,7 +236,7 @@ def test_the_name_of_a_temporary_index_is_random(tmp_path: Path, program: Path) 
 
 
 def test_an_installed_reader_can_be_linked(tmp_path: Path) -> None:
-    """A server far from this repository uses only installed files, and a shared library."""
+    """A server built outside this repository uses only the installed files, including a shared library."""
     shutil.copytree(EXAMPLE, tmp_path / "server")
     library = Tree("cpp-serving", TESTS.parent / "torch_npu_ext" / "serving", ["-DBUILD_SHARED_LIBS=ON"])
     library.build()
@@ -244,7 +244,7 @@ def test_an_installed_reader_can_be_linked(tmp_path: Path) -> None:
     install = [Path(cmake.CMAKE_BIN_DIR) / "cmake", "--install", library.folder, "--prefix", where]
     subprocess.run(install, check=True, capture_output=True)
     server = Tree("cpp-installed", tmp_path / "server", [f"-Drec_sdk_serving_ROOT={where}"])
-    shutil.rmtree(server.folder, ignore_errors=True)  # it is configured for another folder each time
+    shutil.rmtree(server.folder, ignore_errors=True)  # each run configures the build for another folder
     server.build()
     saved(tmp_path / "saves")
     started = Server(server.folder / "cpp_server", "b", tmp_path / "saves")
@@ -252,7 +252,7 @@ def test_an_installed_reader_can_be_linked(tmp_path: Path) -> None:
     started.close()
 
 
-# ---- invalid contents with right checksums
+# ---- invalid contents with correct checksums
 
 
 SANITIZED = Tree(
@@ -338,7 +338,9 @@ class Chain:
         self.change_manifest(place, body)
 
     def rename(self) -> None:
-        """Gives the delta a later name, so that readers open it, and removes indexes that Python made."""
+        """Gives the delta a later name, so that readers open it, and removes indexes that the Python reader has
+        written.
+        """
         self._turn += 1
         later = self.saves[1].with_name(f"20990101010101.{self._turn:06d}")
         self.saves[1] = self.saves[1].rename(later)
@@ -364,7 +366,9 @@ def difference(server: Server, folder: Path, field: tuple[Any, ...]) -> str:
 
 
 def invalid_values(rng: np.random.Generator, field: tuple[Any, ...], tries: int) -> list[Any]:
-    """Draws values for a field: some of all, and all those at the limits of its arithmetic."""
+    """Draws invalid values for a field: a random part of the general values, and all values at the limits of
+    arithmetic.
+    """
     values: list[Any] = [VALUES[number] for number in rng.choice(len(VALUES), tries, replace=False)]
     if field[-1] == "data_offsets":
         values += [[begin, end] for begin in EDGES for end in EDGES]

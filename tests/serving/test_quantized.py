@@ -1,4 +1,4 @@
-"""Saves with rows of 8 and 4 bits: against PyTorch's own quantized rows, and through deltas."""
+"""Saves with rows quantized to 8 and 4 bits: compared with PyTorch's own quantized rows, and with deltas."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_deltas_of_other_bits_are_refused(tmp_path: Path) -> None:
-    """A delta of plain rows, or of other bits, lies beside quantized saves."""
+    """A delta with plain rows, or with another number of bits, is in the folder of quantized saves."""
     embedding = saved(tmp_path / "saves")
     quantize_save(tmp_path / "saves", tmp_path / "small", 8)
     train(embedding, range(100))

@@ -1,4 +1,4 @@
-"""TableReader against the saved live table: saves, deltas, removed ids, layers, pooled lookups."""
+"""TableReader, compared with the live table that was saved: saves, deltas, removed ids, layers, pooled lookups."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_an_index_is_written_by_pieces(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _unhash(value: int) -> int:
-    """Returns the id whose hash is this number."""
+    """Returns the id that hashes to `value`."""
     mask = (1 << 64) - 1
 
     def unshift(x: int, bits: int) -> int:
@@ -137,8 +137,9 @@ def _index(path: Path, ids: np.ndarray, removed: np.ndarray, window: int) -> int
 
 @pytest.mark.parametrize("crowded", [0, 14, 40], ids=["spread", "crowded", "crowded over a window"])
 def test_an_index_is_written_by_windows(tmp_path: Path, crowded: int) -> None:
-    """`crowded` ids hash to the end of each of four windows, and overflow into the next one, or from the last to the
-    first.
+    """`crowded` ids hash to the end of each of four windows. They overflow into the next window; from the last window,
+    into the first.
+
     """
     rng = np.random.default_rng(crowded)
     ids = rng.integers(-(2**63), 2**63 - 1, 300)
@@ -161,7 +162,7 @@ def test_an_index_is_written_by_windows(tmp_path: Path, crowded: int) -> None:
 
 
 def test_lookups_see_one_save_while_a_thread_follows(tmp_path: Path) -> None:
-    """All rows of a save hold the number of the save: a lookup never returns two numbers."""
+    """All rows of a save have the number of the save as their weights, so one lookup must return only one number."""
     ids = torch.arange(1000)
     embedding = make()
 
@@ -226,7 +227,7 @@ def test_a_dropped_reader_stops_following(tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-# ---- several files of rows in one pack, as a writer that lets training continue may leave them
+# ---- several files of rows in one pack, as a save written during training may have
 
 
 IDS = torch.arange(1000)
@@ -272,8 +273,8 @@ def test_loads_and_readers_have_the_same_rows(tmp_path: Path, source: TableBatch
 def test_a_quantized_copy_of_layers(
     tmp_path: Path, source: TableBatchedEmbedding, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "MANY_TABLES", 1)  # its copy has packs
-    monkeypatch.setattr(index, "SMALL_ROWS", 0)  # and indexes
+    monkeypatch.setattr(manifest, "MANY_TABLES", 1)  # makes the copy use packs
+    monkeypatch.setattr(index, "SMALL_ROWS", 0)  # makes the copy's tables have indexes
     folder = write_layered(tmp_path / "saves", tmp_path / "layered", packed=True)
     copy = quantize_save(folder, tmp_path / "small", bits).save
     assert {file.path for file in read_manifest(copy).files} == {"pack-00000-00000"}
@@ -297,7 +298,9 @@ def test_verify_finds_faults_that_a_new_index_repeats(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The code that makes indexes has a fault, so that the stored index equals the new one for comparison."""
+    """The code that writes indexes has a fault, so the stored index equals the index that `verify` writes for
+    comparison.
+    """
     folder = write_layered(tmp_path / "saves", tmp_path / "layered", packed=True)
     saved = read_manifest(folder)
     with monkeypatch.context() as patch:
@@ -315,14 +318,14 @@ def test_verify_finds_faults_that_a_new_index_repeats(
     assert main(["verify", str(folder)]) == 0
 
 
-# ---- pooled lookups have the bits of the operator on the rows from `lookup`, for any number of threads
+# ---- pooled lookups: bit-identical to the operator on the rows from `lookup`, with any number of threads
 
 
 BAGS = 3000
 
 
 def pooled(rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, mean: bool) -> torch.Tensor:
-    """Calls the operator for rows that are each looked up once."""
+    """Calls the lookup operator for rows that are each looked up once."""
     dim = rows.shape[1]
     out = torch.full((len(offsets) - 1, dim), torch.nan)
     slots = torch.arange(len(rows), dtype=torch.int32)
@@ -332,7 +335,7 @@ def pooled(rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | No
 
 
 def bags(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draws ids, some without rows, offsets and weights: with empty, short and two long bags."""
+    """Draws ids (some without rows), offsets and weights for empty bags, short bags and two long bags."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(0, 7, (BAGS,), generator=draw)
     lengths[:3] = lengths[-2:] = 0
@@ -391,7 +394,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 def test_a_damaged_index_is_named_by_every_thread(tmp_path: Path, count: int) -> None:
     index = index_path(only_save(tmp_path), "a")
     entries = np.frombuffer(index.read_bytes(), np.uint32).copy()
-    entries[16 + 3 :: 4] = 10**9  # rows that do not exist
+    entries[16 + 3 :: 4] = 10**9  # ids without a row
     index.write_bytes(entries.tobytes())
     ids, offsets, _ = bags(1)
     reader = TableReader(tmp_path, "a")

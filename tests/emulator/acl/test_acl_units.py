@@ -1,4 +1,4 @@
-"""The C++ unit tests of the emulated ACL runtime; nothing of torch is loaded, only torch_npu's headers are used."""
+"""The C++ unit tests of the emulated ACL runtime; torch is not loaded; only torch_npu's headers are used."""
 
 from __future__ import annotations
 
