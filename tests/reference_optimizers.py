@@ -114,8 +114,7 @@ class Adam(RowOptimizer):
 
 class SparseAdam(Adam):
     """The formula of torch.optim.SparseAdam, with the moments computed as in Adam: torch's SparseAdam loses digits if
-    betas
-    are small.
+    betas are small.
     """
 
     def direction(self, g: Tensor, states: States, t: int, options: Options) -> Tensor:

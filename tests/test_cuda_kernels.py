@@ -1,6 +1,5 @@
 """The CUDA kernels, run on the host thread by thread: results are bit-identical to the CPU kernels', and no CUDA rule
-is
-broken.
+is broken.
 """
 
 from __future__ import annotations

@@ -165,8 +165,7 @@ def on_ranks(*world_sizes: int) -> Callable[[Callable[..., object]], Callable[..
     """Makes a test from a function that is called on each rank; all ranks must return the same value.
 
     The function receives `rank` and `world_size` if it has such parameters; its other parameters are the test's.
-    Without
-    world sizes as arguments here, `world_size` is a parameter of the test.
+    Without world sizes as arguments here, `world_size` is a parameter of the test.
     """
 
     def decorate(body: Callable[..., object]) -> Callable[..., None]:

@@ -1,8 +1,7 @@
 """State dicts of sharded models, passed to TorchRec's gathering functions and torch.distributed.checkpoint.
 
 TorchRec's two-tower example gathers a state dict before it serves the model. torch.distributed.checkpoint assumes that
-a plain
-tensor is the same on all ranks.
+a plain tensor is the same on all ranks.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ def cells(kind: str) -> list[str]:
 @pytest.fixture(scope="module")
 def notebook_names() -> dict[str, Any]:
     """Runs the cells; returns the names defined after the last cell. `shown` collects the HTML of the last expression
-    of
-    each cell.
+    of each cell.
     """
     matplotlib.use("Agg")
     names: dict[str, Any] = {"__name__": "__main__", "shown": []}

@@ -271,8 +271,7 @@ def test_arguments_of_the_forward(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_managed_tables_use_memory_left_by_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is memory for 100 records of 16 bytes: 20 rows are resident, 20 of 40 rows are cached, which leaves 60
-    records
-    for managed tables. All tables together have 120 rows.
+    records for managed tables. All tables together have 120 rows.
     """
 
     class Backend:
@@ -378,8 +377,7 @@ def test_mean_with_weights_divides_the_gradient_too(device: torch.device) -> Non
 
 def test_an_output_in_the_callers_memory(device: torch.device) -> None:
     """Rows and updates are the same as without the option. Outputs are written at each rank's and feature's offset;
-    other
-    memory is unchanged.
+    other memory is unchanged.
     """
     on = ("HOST", "CPU") if device.type == "cpu" else ("DEVICE", "CUDA")
     specs = [(20, 4, *on), (20, 8, *on)]

@@ -200,8 +200,7 @@ def test_an_interrupt(
     device: torch.device, kind: Kind, loaded: str, every: int, request: pytest.FixtureRequest
 ) -> None:
     """After Ctrl-C at any point of a load or save, all tables are loaded, or none is, or the next use raises an error
-    that
-    explains what happened.
+    that explains what happened.
 
     """
     collection, other = trained(device, kind, 3), trained(device, kind, 3)

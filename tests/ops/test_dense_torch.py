@@ -108,8 +108,7 @@ def test_equals_dense_torch_in_float64(cls: type[torch.optim.Optimizer], kernel:
 
 def test_dampening_applies_to_rows_touched_later(device: torch.device) -> None:
     """As with zero gradients in a dense parameter, dampening is omitted only in the first step of the whole parameter,
-    not in
-    a row's first step.
+    not in a row's first step.
     """
     options = {"lr": 1.0, "momentum": 0.5, "dampening": 0.25}
     tables = Tables([TableOptimizer.create(torch.optim.SGD, options)], torch.zeros(2, 1), device)

@@ -359,8 +359,7 @@ def test_saves_have_no_gradients(device: torch.device, tmp_path: Path) -> None:
 
 def test_a_cache_that_holds_too_few_batches(device: torch.device) -> None:
     """The rows of all batches between two updates must fit into the cache. Otherwise an error explains this, and
-    nothing
-    changes.
+    nothing changes.
     """
     collection = apply(bags_collection(device, update="step", cache=4), lr=1.0)
     collection(single_ids([1, 2, 3])).values().sum().backward()

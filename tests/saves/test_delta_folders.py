@@ -130,8 +130,7 @@ def test_a_delta_after_a_load_follows_what_was_loaded(two_folders: tuple[Path, P
 
 def test_folders_that_move(two_folders: tuple[Path, Path], tmp_path: Path) -> None:
     """If both folders are moved together, loads still find the base save. If only one folder is moved, both must be
-    passed,
-    unless the model has already read the moved one.
+    passed, unless the model has already read the moved one.
 
     """
     (base, deltas), (source, first, _) = two_folders, base_and_delta(two_folders)

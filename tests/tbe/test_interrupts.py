@@ -200,8 +200,7 @@ def test_interrupts_in_a_backward(
     device: torch.device, pooled: bool, hashed: bool, window: int, one_in: Callable[[int], range]
 ) -> None:
     """Either all tables are updated or none. If the next call raises, its error explains why, and the test continues
-    with
-    a new embedding.
+    with a new embedding.
     """
     training = Training(device, pooled=pooled, hashed=hashed, window=window)
     for place in {0, window - 1}:  # backward passes within a window; the last one runs the update
