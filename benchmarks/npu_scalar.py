@@ -191,7 +191,7 @@ class ScalarUnits:
 def _compiled(
     command: Sequence[str], flags: Sequence[str], linked: Sequence[str], machine: Machine, version: str
 ) -> Path:
-    """Returns the counting program, building it if it does not exist."""
+    """Returns the path of the program that counts the kernels' instructions, building it if it does not exist."""
     kernels, hardware = _SOURCES / "kernels.cpp", _SOURCES / "hardware.cpp"
     sources = "".join(_run([*command, *flags, "-E", "-P", str(source)]) for source in (kernels, hardware))
     sources += Path(__file__).read_text()

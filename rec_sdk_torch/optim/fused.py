@@ -367,7 +367,7 @@ class EmbCacheFusedOptimizer(FusedOptimizer):
         return values
 
     def _check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Checks that the loaded options fit the param_groups with the same parameter names."""
+        """Checks that each param_group has a loaded group with the same parameters and options, and valid values."""
         names = {handle: name for name, handle in self.params.items()}
         of_params = {tuple(sorted(group["params"])): group for group in groups}
         for optimizer, group in zip(self._optimizers, self.param_groups, strict=False):

@@ -129,7 +129,8 @@ inline Touch writes_slot(int32_t slot) { return {nullptr, static_cast<size_t>(sl
 
 class Device {
  public:
-  // polled: streams whose operations are done, for the host, only after a step, also in the model by clocks.
+  // polled: streams whose operations are done for the host only after a step. In the model by clocks,
+  // operations of other streams are done for the host as soon as they are launched.
   Device(int64_t slots, bool by_clocks, std::vector<int> polled)
       : cache(static_cast<size_t>(slots), -99), by_clocks_(by_clocks), slots_(cache.size()) {
     for (const int stream : polled) streams_[stream].polled = true;

@@ -141,7 +141,7 @@ def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None
 @WINDOWS
 @EACH_KIND
 def test_tables_first_used_in_a_mode_train_the_same(device: torch.device, kind: Kind, window: int, mode: str) -> None:
-    """Tables and optimizer states that are created under a mode can be trained after it has ended."""
+    """Tables and optimizer states that are created in a mode have the same values as without it, and train on."""
     collection, plain = made(device, kind, window), made(device, kind, window)
     with MODES[mode]():
         found = observed(collection)

@@ -27,7 +27,7 @@ class Gate:
         gc.collect()
         gc.disable()  # freeing some objects would wait for the stream
         libc.sem_init(self._semaphore, 0, 0)
-        torch.get_device_module(stream.device).synchronize(stream.device)  # no pending work may pass the gate
+        torch.get_device_module(stream.device).synchronize(stream.device)  # earlier work ends before the gate closes
         handle, launch = _launcher(stream)
         assert launch(ctypes.c_void_p(handle), libc.sem_wait, self._semaphore) == 0
         self._timer = threading.Timer(patience, self.open)

@@ -146,7 +146,7 @@ def test_interrupts_in_a_forward(
     The interrupted batch's ids may or may not be inserted and counted; no row's value changes.
     """
     training = Training(device, pooled=pooled, hashed=hashed, window=window)
-    for _ in range(1 if hashed else ROWS // CACHE):  # an index table counts each row as new only at its first lookup
+    for _ in range(1 if hashed else ROWS // CACHE):  # look up all rows of an index table once: none is new later
         training.train()
     lookups = training.batch()
     _, whole = counted(training, lookups, at=-1)  # a forward without an interrupt

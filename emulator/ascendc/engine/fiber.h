@@ -17,7 +17,7 @@ class Fiber {
 
   // Runs the function from where it stopped until it stops again or ends. If it has ended, it starts again.
   void resume();
-  // Suspends the function, which calls this itself, and returns to the caller of resume().
+  // Suspends the function and returns to the caller of resume(). Only the function itself may call it.
   void stop();
   // Makes the next resume() start the function again. Objects on its stack are not destroyed.
   void rewind();

@@ -217,7 +217,10 @@ def fits_beside(tables_by_owner: Sequence[Sequence[_RecSdkTable]], folder: Path)
 def make_replacements(
     owners: Sequence[TableOwner], tables_by_owner: Sequence[Sequence[_RecSdkTable]], fits_beside: bool
 ) -> list[Replacement]:
-    """Creates the replacements of each owner's tables; `fits_beside`: whether old and new rows fit at the same time."""
+    """Creates a replacement of the tables of each owner (module).
+
+    The old rows are kept until the replacement runs if `fits_beside`, else they are dropped first.
+    """
     replacements = []
     for owner, tables in zip(owners, tables_by_owner, strict=True):
         sources = []

@@ -162,7 +162,7 @@ class Swap:
             plan.release()
 
     def read_ahead(self, plan: Plan) -> None:
-        """Starts to stage the misses of a plan ahead of its forward, in any thread, without the launch lock.
+        """Starts to stage the misses of a plan before its forward, in the thread that plans, without the launch lock.
 
         `stage` copies the late misses later: rows that an earlier plan evicts, and whose write-back is still pending.
         """

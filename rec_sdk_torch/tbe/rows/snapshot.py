@@ -179,7 +179,7 @@ class Snapshot:
         return SnapshotRows(ids, records, {})
 
     def parts(self, rows: SnapshotRows) -> dict[str, torch.Tensor]:
-        """Returns the parts of rows by name, in the table's data types."""
+        """Returns the weights, in the table's data type, and the optimizer states of the rows, by name."""
         records = torch.from_numpy(rows.records)
         layout, names = self._group.layout, self._names
         parts = {n: layout.weight(records) if i == 0 else layout.state(records, i - 1) for i, n in enumerate(names)}

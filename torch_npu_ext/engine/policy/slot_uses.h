@@ -1,6 +1,7 @@
 // The last batch that used each slot, and which slots are pinned by batches in flight. Pinning and unpinning
-// take no time per row, because a slot is pinned if the last batch that used it is in flight. Only if a batch
-// ended before an earlier one did, the slots of the batches in flight are marked one by one.
+// take no time per row: while batches end in the order of their plans, a slot is pinned if the last batch
+// that used it is in flight. If a batch ends before an earlier one, the next search for victims first marks
+// the slots of the batches in flight.
 #pragma once
 
 #include <cstdint>
