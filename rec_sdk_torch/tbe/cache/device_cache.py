@@ -237,7 +237,7 @@ class Group:
         return keys if self._features_ascend and len(keys) == len(self.features) else keys[self.features]
 
     def read_ahead(self, plan: Plan) -> None:
-        """Starts to stage the misses of a plan before its forward, unless a table has an init_fn; see `Swap.read_ahead`."""
+        """Starts to stage the misses of a plan before its forward, unless a table has an init_fn."""
         if self._init_fns is None:  # an init_fn draws random numbers, so only forwards call it, in a fixed order
             self.swap.read_ahead(plan)
 
