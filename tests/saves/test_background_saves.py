@@ -59,6 +59,21 @@ def counted(embedding: TableBatchedEmbedding) -> dict[str, Any]:
     return result
 
 
+def test_a_snapshot_is_closed_between_updates(tmp_path: Path) -> None:
+    """An update holds the launch lock while it copies rows to its tables' snapshots."""
+    embedding = trained(1)
+    view = embedding.view("a")
+    opened = snapshot.Snapshot(view, snapshot.CopyOnWriteBuffer(tmp_path, 1000))
+    snapshots = view.locate()[0].snapshots
+    closing = threading.Thread(target=opened.close)
+    with embedding.layout.locks.launch:
+        closing.start()
+        closing.join(0.2)
+        assert snapshots
+    closing.join(60)
+    assert not snapshots
+
+
 def small_pieces(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
     """Makes saves read rows in small pieces; `between` runs before each piece is written, while no lock is held."""
     monkeypatch.setattr(snapshot, "CHUNK_BYTES", 200)
