@@ -1,4 +1,4 @@
-"""Writes full saves of several layers, a form that a save written during training may have."""
+"""Writes a chain of saves as one full save of several layers, which the format of saves allows."""
 
 from __future__ import annotations
 

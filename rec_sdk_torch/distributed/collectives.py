@@ -45,13 +45,15 @@ _group_states: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupState] = weakre
 
 
 class StatusCheck(NamedTuple):
-    """A running all-reduce of a flag and a checksum, from `Exchange.start_check` to `Exchange.finish_check`.
+    """A running all-reduce that checks whether any rank set its flag, and whether all ranks have the same checksum.
+
+    It starts in `Exchange.start_check` and ends in `Exchange.finish_check`.
 
     Attributes:
         activity: description of what this rank does.
         settings: settings that must be the same on all ranks; None if none are compared.
-        status: int64 `[3]`: the flag, the checksum and the negated checksum. The all-reduce replaces each by its
-            maximum over all ranks.
+        status: int64 `[3]`: this rank's flag, the checksum and the negated checksum. The all-reduce replaces each by
+            its maximum over all ranks.
         work: the all-reduce.
     """
 

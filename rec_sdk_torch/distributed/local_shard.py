@@ -267,7 +267,7 @@ class LocalShard(CachedCollection):
 
 def _local_config(table: TableConfig, placement: Placement, world_size: int) -> TableConfig:
     """Returns the config of a table's shard on one rank: a hash table with one feature for each rank."""
-    rows: dict[str, Any] = {name: placement.max_rows(n) for name, n in table.marked(DIVIDED).items() if n}
+    rows: dict[str, Any] = {name: placement.max_own_rows(n) for name, n in table.marked(DIVIDED).items() if n}
     return dataclasses.replace(
         table,
         num_features=world_size,
@@ -293,6 +293,6 @@ def _local_cache_option(source: TableBatchedEmbedding, placements: Sequence[Plac
             continue
         bounded = not table.hashed or table.capacity or not placement.share
         if isinstance(size, numbers.Integral) and bounded:
-            size = min(int(size), placement.max_rows(table.num_embeddings))
+            size = min(int(size), placement.max_own_rows(table.num_embeddings))
         sizes[table.name] = size
     return sizes

@@ -50,7 +50,7 @@ class Placement(abc.ABC):
     def local_bound(self, bound: int) -> int:
         """Returns this rank's part, at least 1, of a limit on the number of rows of the whole table."""
 
-    def max_rows(self, num_embeddings: int) -> int:
+    def max_own_rows(self, num_embeddings: int) -> int:
         """Returns the maximum number of rows that this rank owns of a table of `num_embeddings` rows.
 
         It is at least 1, because every rank allocates every table.
@@ -89,8 +89,8 @@ class RowWise(Placement):
     def local_bound(self, bound: int) -> int:
         return max(1, bound // self._world_size)
 
-    def max_rows(self, num_embeddings: int) -> int:
-        even = super().max_rows(num_embeddings)
+    def max_own_rows(self, num_embeddings: int) -> int:
+        even = super().max_own_rows(num_embeddings)
         if self._home is not Home.HASH:
             return even
         return min(num_embeddings, even + math.ceil(_DEVIATIONS * math.sqrt(even * (1 - self.share))))

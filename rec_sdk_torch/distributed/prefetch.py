@@ -171,12 +171,12 @@ class PrefetchedBatch:
         past_end = [each.is_past_end() for each in batches]
         return any(past_end)
 
-    def add_source(self, features: Features) -> None:
+    def add_copy(self, features: Features) -> None:
         """Registers `features` as another object with the same batch, such as its copy on a device."""
         copies = _features_by_collection(dict(self._features), features)
         for (_, prefetched), name in zip(self._entries, self._features, strict=True):
             if name in copies:
-                prefetched.add_source(copies[name], copies[name].values())
+                prefetched.add_copy(copies[name], copies[name].values())
 
     def discard(self) -> None:
         """Discards the plans of the batch if its forward has not run."""

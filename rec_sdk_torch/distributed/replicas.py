@@ -112,7 +112,7 @@ class Replicas:
         tables: Sequence[int],
         device: torch.device,
     ) -> Route:
-        """Returns the route of a training batch.
+        """Returns the counts and indices with which the rows of a training batch are exchanged.
 
         Rows of replicated tables are not sent to other ranks, but their gradients are sent to all ranks.
 

@@ -128,7 +128,7 @@ class ShardedCollection(
         if not isinstance(features, KeyedJaggedTensor):
             return None
         ctx = self._start_exchange(features, depth)
-        ctx.add_source(features)
+        ctx.add_copy(features)
         self._pending.append(ctx)
         queue = self.embedding.queue
         limit = MAX_PREFETCHED if depth is None else depth + 1

@@ -173,7 +173,7 @@ class ShardedBatch(Multistreamable):
 
     # ---- prefetched batches
 
-    def add_source(self, features: KeyedJaggedTensor, values: torch.Tensor | None = None) -> None:
+    def add_copy(self, features: KeyedJaggedTensor, values: torch.Tensor | None = None) -> None:
         """Registers `features` as another object with the same batch, such as its copy on a device."""
         self._sources.append(features)
 

@@ -113,7 +113,7 @@ class _TrainPipeline(Generic[In]):
             event = self._module.current_stream(self._device).record_event()
         self._attach_click_labels(copied, batch)
         if started is not None:
-            started.add_source(self._features(copied))
+            started.add_copy(self._features(copied))
         return _CopiedBatch(copied, event), started
 
     def _attach_click_labels(self, batch: In, original: In) -> None:

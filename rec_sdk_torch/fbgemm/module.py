@@ -31,7 +31,7 @@ from .enums import (
 from .moving_average import MovingAverage
 from .optimizers import gradient_bound, table_optimizer
 from .options import check_options
-from .placement import cache_option, compute_device, make_resident, parse_specs, table_configs, valid_table_names
+from .placement import cache_option, compute_device, derive_table_names, make_resident, parse_specs, table_configs
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class SplitTableBatchedEmbeddingBagsCodegen(TableAccess, CountsCache):
         self.start_counting(RecordCacheMetrics(*(record_cache_metrics or (False, False))), bool(gather_uvm_cache_stats))
 
     def _make_tables(self, arguments: Mapping[str, Any], device: torch.device) -> TableBatchedEmbedding:
-        names = valid_table_names(arguments["table_names"], len(self._specs))
+        names = derive_table_names(arguments["table_names"], len(self._specs))
         rounding = bool(arguments["stochastic_rounding"])
         precisions, pooling = (self.weights_precision, self.cache_precision), self.pooling_mode
         configs = table_configs(self._specs, names, self._order.features, pooling, precisions, rounding)

@@ -88,7 +88,7 @@ def compute_device(kind: ComputeDevice, device: torch.device | str | int | None)
     return parse_device(torch.accelerator.current_device_index())
 
 
-def valid_table_names(names: Sequence[str] | None, count: int) -> list[str]:
+def derive_table_names(names: Sequence[str] | None, count: int) -> list[str]:
     """Returns unique, valid table names, derived from `names`; `t0`, `t1`, ... if that is None.
 
     Invalid characters become underscores, long names are shortened, and a repeated name gets a number.

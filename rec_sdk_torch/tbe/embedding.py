@@ -117,7 +117,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         self.layout = Layout(tables, options, optimizer, fill_tables)
         self.guard = GradientGuard()
         self.monitor = Monitor()
-        self.queue = PrefetchQueue(self.layout, self.monitor, self.plans_ahead)
+        self.queue = PrefetchQueue(self.layout, self.monitor, self.may_plan_ahead)
         self._set_options()
         self.tables = self.layout.tables
         self.pooled = self.layout.pooled
@@ -203,7 +203,7 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         """Removes a batch from the prefetch queue; None: all batches. Does nothing after the batch's forward."""
         self.queue.remove(prefetched)
 
-    def plans_ahead(self) -> bool:
+    def may_plan_ahead(self) -> bool:
         """Returns whether training batches can be planned: after the first training forward, and in training mode."""
         return self.training and self._trainable and bool(self.layout.built)
 

@@ -75,7 +75,7 @@ def test_rows_of_ranks_are_the_table(home: Home, rows: int, world_size: int) -> 
         own_ids = placement.local_ids(rows)
         assert own_ids.dtype == np.int64
         assert (placement.owner(own_ids) == rank).all()
-        assert len(own_ids) <= placement.max_rows(rows)
+        assert len(own_ids) <= placement.max_own_rows(rows)
         seen.append(own_ids)
     assert np.sort(np.concatenate(seen)).tolist() == list(range(rows))
 

@@ -30,6 +30,6 @@ def take_steps(lookups: int, hot: int, pooling: Pooling, name: str) -> None:
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:  # such as 1020,1000,SUM
+    for argument in sys.argv[1:]:  # lookups, lookups of the hot row, pooling; such as 1020,1000,SUM
         lookups, hot, pooling = argument.split(",")
         take_steps(int(lookups), int(hot), Pooling[pooling], argument)

@@ -234,7 +234,7 @@ THREADED_TEST(columns_of_rows) {
         CHECK(values[r].version == wanted.version && values[r].score == 0);
       }
     }
-    // A row that is written between batches counts as changed after the latest batch.
+    // A row that is written between batches gets a later version than the latest batch.
     const int64_t row = 0;
     std::vector<char> record(static_cast<size_t>(loop.engine->layout().bytes));
     loop.engine->tables.write_rows(0, {&row, 1}, {&row, 1}, record.data());

@@ -288,7 +288,7 @@ def test_managed_tables_use_memory_left_by_cached_ones(monkeypatch: pytest.Monke
 
 
 def test_names_that_become_the_same_are_numbered() -> None:
-    assert placement.valid_table_names(["a b", "a-b", "a.b", "a_b_1"], 4) == ["a_b", "a_b_1", "a_b_2", "a_b_1_1"]
+    assert placement.derive_table_names(["a b", "a-b", "a.b", "a_b_1"], 4) == ["a_b", "a_b_1", "a_b_2", "a_b_1_1"]
 
 
 # ---- return values and attributes, compared with FBGEMM's

@@ -97,7 +97,7 @@ def waited(batches: Iterator[Sample], model: Model) -> Iterator[Sample]:
 def pipelined(pipeline: Any, model: Any, device: torch.device) -> Any:
     """Builds `pipeline` for `model`.
 
-    Compiling pipelines use the eager backend, since not every device supports Inductor.
+    A pipeline that compiles the model uses the eager backend, since not every device supports Inductor.
     """
     compiles = pipeline is pipelines.TrainPipelinePT2
     options = {"compile_configs": pipelines.TorchCompileConfig(backend="eager")} if compiles else {}

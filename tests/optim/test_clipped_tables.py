@@ -74,7 +74,7 @@ def test_tables_and_dense_parameters_are_clipped_by_one_norm(device: torch.devic
     models = [Both(device, plain) for plain in (False, True)]
     optimizers = [model.optimizer() for model in models]
     steps = [CLIPS[name](model, optimizer) for model, optimizer in zip(models, optimizers, strict=True)]
-    empty = {key: [[]] for key in KEYS}  # together with f0, whose table shares a group with f2's
+    empty = {key: [[]] for key in KEYS}  # f0 and f2 share a group, f1 is in another
     for number, batch in enumerate([*batches(4), jagged({**empty, "f0": [[1]]}), jagged(empty)]):
         norms = []
         for model, optimizer, step in zip(models, optimizers, steps, strict=True):

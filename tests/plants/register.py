@@ -52,11 +52,11 @@ class Plant:
 
 
 def read_room(file: Path) -> list[Plant]:
-    """Reads one file of the register; it has a table for each source file, with an array for each plant.
+    """Reads one TOML file of the register. It has a table for each source file, and in it an array for each fault.
 
     Raises:
-        RegisterError: an array is not [before, after], [before, after, test] or [before, after, test, device], a table
-            has no test for the first of them, or a device is unknown.
+        RegisterError: an array is not [before, after], [before, after, test] or [before, after, test, device], an
+            array is [before, after] and its table has no default `test`, or a device is unknown.
     """
     tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text())
     plants = []

@@ -99,7 +99,7 @@ def test_a_dropped_plan_ignores_no_timestamp(device: torch.device) -> None:
     assert stamps(embedding, 2) == [NOW]
 
 
-# ---- evicting many rows warns, and the clock can be repaired
+# ---- a warning if most rows are evicted at once; setting a clock back
 
 
 @pytest.mark.parametrize("call", ["step", "evict"])

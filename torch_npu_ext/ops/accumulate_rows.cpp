@@ -2,7 +2,7 @@
 
 #include "torch_npu_ext/ops/arguments.h"
 #include "torch_npu_ext/ops/cpu.h"
-#include "torch_npu_ext/ops/segments.h"
+#include "torch_npu_ext/ops/segment_arguments.h"
 
 namespace rec_sdk {
 

@@ -5,7 +5,7 @@
 #include "op_kernels/common/optimizers.h"
 #include "torch_npu_ext/ops/arguments.h"
 #include "torch_npu_ext/ops/cpu.h"
-#include "torch_npu_ext/ops/segments.h"
+#include "torch_npu_ext/ops/segment_arguments.h"
 
 namespace rec_sdk {
 

@@ -111,7 +111,7 @@ class TableScores:
             warn(f"table {self.name!r}: the new score {score} is less than {self.current}", InputWarning)
         self.current = score
 
-    def end_batch(self, ids: torch.Tensor) -> None:
+    def record_scores(self, ids: torch.Tensor) -> None:
         """Records the score of a training batch whose rows were just looked up.
 
         Args:

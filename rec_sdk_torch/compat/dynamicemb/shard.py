@@ -47,13 +47,13 @@ class CollectionTables(ScoredTables):
     def _owned(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return self._sharded.owns(name, ids)
 
-    def end_batch(self, batch: ShardedBatch) -> None:
+    def record_scores(self, batch: ShardedBatch) -> None:
         """Records the scores of a training batch whose rows were just looked up."""
         ranks, tables = batch.counts.shape
         begins = batch.offsets.tolist()
         for name, table in self._table_indices.items():
             parts = [batch.values[begins[part] : begins[part + 1]] for part in range(table, ranks * tables, tables)]
-            self._scores[name].end_batch(torch.cat(parts))
+            self._scores[name].record_scores(torch.cat(parts))
 
 
 class _ShardedTables(ShardedCollection):
@@ -74,7 +74,7 @@ class _ShardedTables(ShardedCollection):
         """Looks up a batch as any sharded collection does; for a training batch, then records the scores."""
         rows = super().compute(ctx, dist_input)
         if ctx.error is None and ctx.trains:
-            self.dynamic.end_batch(ctx)
+            self.dynamic.record_scores(ctx)
         return rows
 
 

@@ -94,16 +94,16 @@ class BatchedDynamicEmbeddingTablesV2(ScoredTables, torch.nn.Module):
             raise RuntimeError("the tables have training=False, they are only read: call eval() first")
         result: torch.Tensor = self.embedding(indices, offsets, per_sample_weights)
         if training:
-            self._end_batch(indices, offsets)
+            self._record_scores(indices, offsets)
         return result
 
-    def _end_batch(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
+    def _record_scores(self, indices: torch.Tensor, offsets: torch.Tensor) -> None:
         ids, ends = indices.detach().cpu().long(), offsets.cpu()
         samples = (len(ends) - 1) // sum(self._features)
         begin = 0
         for name, features in zip(self._options, self._features, strict=True):
             end = begin + features * samples
-            self._scores[name].end_batch(ids[int(ends[begin]) : int(ends[end])])
+            self._scores[name].record_scores(ids[int(ends[begin]) : int(ends[end])])
             begin = end
 
     def prefetch(

@@ -74,7 +74,7 @@ def open_regular_file(path: Path, folder: Path | None = None) -> int:
     If `folder`, an ancestor of `path`, is given, no component of the path below it may be a symbolic link.
 
     Raises:
-        OSError: the file is missing, or is a folder, a symbolic link, a device or a pipe.
+        OSError: the file is missing, or is a folder, a device or a pipe; or a component of the path is such a link.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking, because opening a pipe could wait forever
     if folder is None:

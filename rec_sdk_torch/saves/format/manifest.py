@@ -117,7 +117,7 @@ class RowFormat:
         return None
 
 
-TableFormats = tuple[tuple[str, str, RowFormat], ...]
+RowFormats = tuple[tuple[str, str, RowFormat], ...]
 """Module path, name and row format of each table of a model."""
 
 
@@ -192,7 +192,7 @@ class SavedTable:
             )
 
 
-def table_formats(tables: Iterable[SavedTable]) -> TableFormats:
+def row_formats(tables: Iterable[SavedTable]) -> RowFormats:
     """Returns module, name and row format of each table. A delta may follow a save only if all of them are equal."""
     return tuple((table.module, table.name, table.row_format) for table in tables)
 

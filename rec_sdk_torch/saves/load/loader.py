@@ -9,7 +9,7 @@ from typing import Any
 from ...runtime.warn import SaveWarning, warn
 from ...tbe import CapacityError, Replacement, TableOptimizer, TableSource, warn_of_rows
 from ..format.errors import CheckpointError
-from ..format.manifest import WINDOW, Manifest, RowFormat, SavedOptimizer, TableFormats
+from ..format.manifest import WINDOW, Manifest, RowFormat, RowFormats, SavedOptimizer
 from ..format.validation import TableChain, evicted_files, row_count_problem
 from ..owners import TableOwner
 from ..participants import Participants
@@ -133,7 +133,7 @@ def replace_tables(
 def _table_source(match: TableMatch, with_window: bool) -> TableSource:
     view, placement = match.view, match.owner.placements.get(match.name)
     size = view.chunk_rows()
-    rows = match.rows if placement is None else placement.max_rows(match.rows)
+    rows = match.rows if placement is None else placement.max_own_rows(match.rows)
     return TableSource(
         view,
         lambda: read_layers(match, size),
@@ -207,7 +207,7 @@ def warn_of_skipped_content(matches: Sequence[TableMatch], folder: Path, manifes
             )
 
 
-def can_be_base(matches: Sequence[TableMatch], last: Manifest, formats: TableFormats) -> bool:
+def can_be_base(matches: Sequence[TableMatch], last: Manifest, formats: RowFormats) -> bool:
     """Returns whether a delta can follow the loaded save `last`, because the tables hold all of it in `formats`."""
     same = (_is_as_saved(each, own) for each, (_, _, own) in zip(matches, formats, strict=True))
     return len(matches) == len(last.tables) and all(same)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...tbe import Group, TableBatchedEmbedding, forget_changes
 from ..format.folders import SaveLocation
-from ..format.manifest import TableFormats
+from ..format.manifest import RowFormats
 
 MAX_BASE_SAVES = 4
 """Maximum number of recorded saves per embedding. The log of removed ids reaches back to the oldest recorded save."""
@@ -31,7 +31,7 @@ class BaseSave:
     """
 
     location: SaveLocation
-    formats: TableFormats | None
+    formats: RowFormats | None
     versions: list[int]
     groups: list[weakref.ref[Group]]
     evicted: Mapping[str, int]
@@ -58,7 +58,7 @@ def save_locations_of(embedding: TableBatchedEmbedding) -> list[SaveLocation]:
 def set_base_save(
     embedding: TableBatchedEmbedding,
     location: SaveLocation,
-    formats: TableFormats | None,
+    formats: RowFormats | None,
     versions: Sequence[int],
     groups: Sequence[Group] | None = None,
     evicted: Mapping[str, int] | None = None,

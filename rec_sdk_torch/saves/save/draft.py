@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ...tbe import TableOptimizer
-from ..format.manifest import DELTA, FULL, Manifest, SavedOptimizer, SavedTable, TableFormats, table_formats
+from ..format.manifest import DELTA, FULL, Manifest, RowFormats, SavedOptimizer, SavedTable, row_formats
 from ..format.tensors import DTYPE_NAMES
 from ..owners import TableOwner
 
@@ -117,6 +117,6 @@ def _optimizer(optimizer: TableOptimizer) -> SavedOptimizer:
     )
 
 
-def current_formats(owners: Sequence[TableOwner]) -> TableFormats:
+def current_formats(owners: Sequence[TableOwner]) -> RowFormats:
     """Returns the row formats of a model's tables, as a save made now would store them."""
-    return table_formats([draft_table(owner, name, name) for owner in owners for name in owner.configs])
+    return row_formats([draft_table(owner, name, name) for owner in owners for name in owner.configs])

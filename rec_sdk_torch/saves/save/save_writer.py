@@ -27,7 +27,7 @@ from ..format.manifest import (
     Manifest,
     SavedFile,
     SavedTable,
-    table_formats,
+    row_formats,
 )
 from ..format.sketches import serialize_sketch
 from ..format.tensors import DTYPES, TensorSpec
@@ -378,7 +378,7 @@ def record_base_save(owners: Sequence[TableOwner], save: Path, identity: SaveIde
     """Records the save in the folder `save`, so that later deltas can follow it."""
     folders = tuple(dict.fromkeys([str(save.parent), *identity.folders]))
     location = SaveLocation(identity.id, identity.base, identity.sequence, save.name, folders)
-    formats = table_formats(snapshot.draft.tables)
+    formats = row_formats(snapshot.draft.tables)
     for owner, version, groups in zip(owners, snapshot.result.versions, snapshot.groups, strict=True):
         evicted = dict.fromkeys(owner.configs, snapshot.result.serial)
         set_base_save(owner.embedding, location, formats, version, groups, evicted)

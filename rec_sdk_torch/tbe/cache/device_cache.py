@@ -40,8 +40,8 @@ CHUNK_BYTES = 64 << 20
 class Group:
     """Tables that share a record layout, an optimizer kernel and a rounding mode, with their device cache.
 
-    A training batch takes four calls: `plan`, `stage`, `lookup` and, in the backward pass, `update`. `plan` requires
-    the embedding's planning lock, all other calls its launch lock.
+    A training batch takes four calls: `plan`, `stage`, `lookup` and, in the backward pass, `update_call`. `plan`
+    requires the embedding's planning lock, all other calls its launch lock.
 
     Attributes:
         table_indices: the index of each table in `members`, by name.
@@ -340,7 +340,7 @@ class Group:
         result: torch.Tensor = ops.pooled_weights_grad(rows, slots, offsets, grad, self._columns, self._means)
         return result
 
-    def update(
+    def update_call(
         self,
         plan: UpdatePlan,
         grads: Sequence[torch.Tensor | None],
@@ -367,12 +367,12 @@ class Group:
             changing = slots.cpu().numpy()
             for snapshot in self.snapshots.values():
                 snapshot.before_update(changing)
-        return self._update_rows(None, self.swap.cache, present, slots, ids, tables, segments, coefficients)
+        return self._update_call(None, self.swap.cache, present, slots, ids, tables, segments, coefficients)
 
     def accumulate(
         self, plan: Plan, grads: Sequence[torch.Tensor | None], weights: torch.Tensor | None, journal: UpdateJournal
     ) -> None:
-        """Adds gradients to the accumulation buffer, once per journal; `update` describes the arguments."""
+        """Adds gradients to the accumulation buffer, once per journal; `update_call` describes the arguments."""
         assert self.accumulation_buffer is not None
         self._transfers.follow_previous_stream()
         rows = touched_rows(plan, grads, weights)
@@ -398,7 +398,7 @@ class Group:
             borders: torch.Tensor,
         ) -> None:
             segments = (borders, slots, None, None, None, None)
-            run(*self._update_rows(key, cache, [sums], slots, ids, tables, segments, coefficients))
+            run(*self._update_call(key, cache, [sums], slots, ids, tables, segments, coefficients))
 
         self.accumulation_buffer.close(self.swap.cache, update, journal)
 
@@ -408,7 +408,7 @@ class Group:
         if snapshot is not None:
             snapshot.before_all_change() if ids is None else snapshot.before_change(ids)
 
-    def _update_rows(
+    def _update_call(
         self,
         key: Hashable,
         cache: torch.Tensor,

@@ -188,7 +188,7 @@ class Swap:
         if host is None and not plan.host.applied:
             *before, host = self.engine.unapplied(plan.host)
             for earlier in before:
-                self._apply(earlier)
+                self._stage_and_apply(earlier)
         if plan.staged is not None and host is not None:
             plan.staged.host = host
             self._stage_misses(host, plan.staged)
@@ -209,9 +209,9 @@ class Swap:
     def apply_all(self) -> None:
         """Applies all plans, so that the cache matches the engine's row directory."""
         for host in self.engine.unapplied():
-            self._apply(host)
+            self._stage_and_apply(host)
 
-    def _apply(self, host: _engine.Plan) -> None:
+    def _stage_and_apply(self, host: _engine.Plan) -> None:
         """Stages, starts and swaps a plan. Safe to repeat after an interrupt: rows are not swapped twice."""
         staged = self._staged_of(host)
         self._stage_misses(host, staged)

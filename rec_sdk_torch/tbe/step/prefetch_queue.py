@@ -115,7 +115,7 @@ class Prefetched:
         """Returns whether `source` and `values` belong to this batch, and its tensors are still unchanged."""
         return any(source is s and values is v for s, v in self._sources) and self._unchanged()
 
-    def add_source(self, source: object, values: torch.Tensor) -> None:
+    def add_copy(self, source: object, values: torch.Tensor) -> None:
         """Adds another pair of objects by which the batch is recognized, such as objects of its copy on a device."""
         self._sources.append((source, values))
 
@@ -204,7 +204,7 @@ class PrefetchQueue:
     ) -> Batch:
         """Returns the `Batch` of a forward, without padding ids.
 
-        Ids on a device that were prefetched with `source` are not copied again: the queue has a copy in host memory.
+        If `values` are on a device and were prefetched from `source`, the queue's copy in host memory is used.
         """
         if not values.is_cpu:
             prefetched = next((each for each in tuple(self._queued) if each.has_source(source, values)), None)

@@ -289,7 +289,7 @@ class Step:
             for group, plan, grads, weight in zip(self._groups, self._plans, row_grads, weights, strict=True):
                 if group.norms is not None:
                     group.norms.reset()
-                call = group.update(plan, grads, weight, coefficients)
+                call = group.update_call(plan, grads, weight, coefficients)
                 if call is not None:
                     calls.append(call)
             for optimizer in optimizers:

@@ -79,7 +79,7 @@ class TableUpdate:
     def _update(self, grads_by_group: Grads) -> None:
         for group, plan, grads, weights in zip(self._groups, self._plans, grads_by_group, self._weights, strict=True):
             if group.accumulation_buffer is None:
-                call = group.update(plan, grads, weights, self._coefficients)
+                call = group.update_call(plan, grads, weights, self._coefficients)
                 if call is not None:
                     self._journal.run(group, *call)
                 continue

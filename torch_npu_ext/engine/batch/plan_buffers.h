@@ -160,8 +160,8 @@ struct PlanBuffers {
   std::atomic<PlanState> state{PlanState::kPlanned};  // written under the mutex of PlanOrder
   std::atomic<int> kept{
       0};  // number of handles of threads about to apply the plan, which prevent cancelling it
-  // Written under the engine's mutex. The slots are unpinned when both are true.
-  bool finished = false;  // the group has processed that the plan was applied
+  // Written under the engine's mutex. The slots are unpinned when `finished` and `ended` are true.
+  bool finished = false;  // the group has recorded that the plan was applied
   bool ended = false;     // its pinning handle was released
 
  private:

@@ -31,8 +31,8 @@ struct RowSignals {
 
 class ColumnUpdates {
  public:
-  // Allocates the memory for the other calls. `runs` contains the plan's unique rows of tables with columns.
-  // Throws std::bad_alloc.
+  // Allocates the memory that the other calls need. `runs` contains the plan's unique rows of tables that
+  // keep columns (see Column). Throws std::bad_alloc.
   void reserve(Group* group, const Batch& batch, const std::vector<RowRun>& runs, PlanBuffers* plan);
   // If signals()->any(), the caller must fill the arrays before touch().
   RowSignals* signals() { return &signals_; }
