@@ -10,6 +10,7 @@ MODULES = {
     "cpu": ["cpu"],
     "cuda": ["cuda"],
     "large": ["disk_store", "large_table", "many_tables"],
+    "new_rows": ["new_rows"],
     "npu": ["npu"],
     "npu_scalar": ["npu_scalar"],
     "planning": ["planning"],

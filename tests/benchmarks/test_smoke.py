@@ -56,6 +56,9 @@ ROWS: dict[str, list[tuple[tuple[str, ...], Iterable[Any]]]] = {
     "fixed_cost": [(("tables", "lookups"), [(1, 7), (3, 7)])],
     "large_table": [(("phase",), zip(("insert", "steady state", "memory", "full save", "delta", "load", "serve")))],
     "many_tables": [(("phase",), zip(("construct", "first step", "bytes", "step", "save", "load")))],
+    "new_rows": [
+        (("table", "D", "cache"), [(f"{kind} tables", 8, cache) for cache in (1.0, 0.1) for kind in ("hash", "index")])
+    ],
     "optimizers": [(("optimizer", "dim"), product(variants.OPTIMIZER_CASES, [8]))],
     "planning": [(("rule", "lookups"), product(planning.RULES, ("all known", "a tenth new")))],
     "prefetch": [(("cache", "depth"), product((0.1, 1.0), (0, 1, 2, 4)))],
