@@ -24,9 +24,9 @@ class Clicks:
         """Generates the log.
 
         Args:
-            samples: number of clicks of the log.
+            samples: number of clicks in the log.
             seed: determines the clicks, their split and their order.
-            batch_size: number of clicks of a step, on all ranks together.
+            batch_size: number of clicks per step, summed over all ranks.
         """
         self.data = generated_clicks(samples, seed)
         split = random_split(samples, seed)

@@ -1,4 +1,4 @@
-"""Schemas and fake kernels (shapes for tracing) of the operators `torch.ops.rec_sdk.*`, and the kernel library.
+"""The operators `torch.ops.rec_sdk.*`: their schemas, fake kernels (shapes for tracing) and library of kernels.
 
 `op_kernels/<operator>/README.md` describes shapes, dtypes and orders of summation. All tensors of a call are on one
 device, except that copied rows may be in pinned host memory if the cache is on CUDA.

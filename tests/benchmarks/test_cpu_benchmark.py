@@ -344,7 +344,7 @@ def test_the_optimum_of_a_known_case() -> None:
     optimum = OptimalCache(4, 2, batches)
     for ids in batches:
         optimum.plan(ids)
-    # 0 is evicted for 2, 2 for 3, 3 for 0, and then either for 2: only 1 is cached when it is needed.
+    # Id 0 is evicted for 2, 2 for 3, 3 for 0, and finally 0 or 1 for 2. The only hit is id 1 in the fourth batch.
     assert (optimum.counters["unique_misses"], optimum.counters["rows_out"]) == (6, 4)
 
 

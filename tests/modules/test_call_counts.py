@@ -25,8 +25,8 @@ SAMPLES = 4
 
 @pytest.fixture(autouse=True)
 def on_the_host(device: torch.device) -> Iterator[None]:
-    """Skips tests on other devices; freezes existing objects, so that the garbage collector does not traverse
-    torch's.
+    """Skips tests on other devices. Freezes the objects that exist, so that the garbage collector traverses none of
+    torch's objects.
     """
     if device.type != "cpu":
         pytest.skip("on a device autograd has a thread of its own, and batches wait for copies")

@@ -1,4 +1,7 @@
-"""Tables compared with torch's dense optimizers for all keywords, with batches that contain every row."""
+"""Tables compared with torch's optimizers of dense parameters, for combinations of all optimizer keywords.
+
+Every batch contains every row.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _folders(folder: Path) -> Contents:
 
 
 def _packed(folder: Path) -> Contents:
-    """Writes the chain of saves with packed files, the format otherwise used for many tables."""
+    """Writes the chain of saves with packed files, which are normally used only for saves of many tables."""
     many, manifest.MANY_TABLES = manifest.MANY_TABLES, 1
     try:
         return _write_chain(folder)

@@ -220,7 +220,7 @@ def test_an_unusable_folder_for_the_temporary_index_is_an_error(tmp_path: Path, 
 
 
 def test_the_name_of_a_temporary_index_is_random(tmp_path: Path, program: Path) -> None:
-    """Files of another user with names that later processes might choose do not interfere."""
+    """The index can be written even if another user has created files named after the next process ids."""
     index_path(only_save(tmp_path / "saves"), "a").unlink()
     last = subprocess.Popen(["true"])
     last.wait()

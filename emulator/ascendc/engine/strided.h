@@ -38,8 +38,8 @@ class Operand {
     const uint64_t run = run_bytes();
     for (uint64_t begin = 0; begin < bytes_; begin += run) f(part(begin, run));
   }
-  // Calls f with the spans for error messages: the whole operand if its values are consecutive, otherwise
-  // each block.
+  // Calls f with each span that an error message names: the whole operand if its values are consecutive,
+  // otherwise each block.
   template <class F>
   void each_block(const F& f) const {
     if (strides_.side_by_side()) return f(whole_);

@@ -28,7 +28,7 @@ constexpr int64_t kMaxDmaBlocks = 4095;  // maximum number of blocks of one Data
 // software layer can take the gap for a negative number (docs/npu.md).
 constexpr int64_t kMaxGap = INT32_MAX;
 
-// Casts a pointer of the arguments, which already holds a device address, to a pointer to GM.
+// Casts a pointer from the kernel's arguments, which is already a device address, to a pointer to GM.
 template <class T>
 __aicore__ inline __gm__ T* gm(const void* pointer) {
   return reinterpret_cast<__gm__ T*>(reinterpret_cast<uint64_t>(pointer));

@@ -99,7 +99,7 @@ _METADATA = '{"__metadata__":{'
 
 
 class TensorLayout:
-    """The layout of the tensors in a file, one after another. Files of tables with the same rows share one layout.
+    """The layout of the tensors in a file, in order. Files with the same tensors and number of rows can share one.
 
     Attributes:
         specs: tensors by name, in file order. If tensors with wider elements come first, all are aligned.

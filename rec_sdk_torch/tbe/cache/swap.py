@@ -212,7 +212,7 @@ class Swap:
             self._stage_and_apply(host)
 
     def _stage_and_apply(self, host: _engine.Plan) -> None:
-        """Stages, starts and swaps a plan. Safe to repeat after an interrupt: rows are not swapped twice."""
+        """Stages a plan, starts it and runs its swap. Safe to repeat after an interrupt: rows are not swapped twice."""
         staged = self._staged_of(host)
         self._stage_misses(host, staged)
         _engine.start_plans([host])

@@ -147,7 +147,7 @@ struct PlanBuffers {
   std::vector<int64_t> slots_before;             // [T] Table::slot_bound() before the plan
   std::vector<int32_t> pending_out, pending_in;  // [P], [Q] indices into swap_out_slots / swap_in_slots
   std::vector<uint32_t> pending_out_sums, pending_in_sums;  // the positions of their sums in SpilledSums
-  // The serials of plans that had pending write-backs of these rows in when this plan was made.
+  // The serials of plans whose write-backs of rows that this plan swaps in were pending when it was made.
   std::vector<uint64_t> sources;
   std::vector<Late> late;                              // ascending by place
   std::vector<BoundsError> bounds_errors;              // counted once the plan is applied
