@@ -50,7 +50,7 @@ class TimedOurs(Ours):
         group.stage = self._timed("swap", group.stage)
         group.swap.apply = self._timed("swap", group.swap.apply)
         group.lookup_resident = self._timed("lookup", group.lookup_resident)
-        group.update = self._timed_update(group.update)
+        group.update_call = self._timed_update(group.update_call)
 
     def _timed(self, phase: str, call: Callable[..., _Result]) -> Callable[..., _Result]:
         def timed(*args: Any) -> _Result:

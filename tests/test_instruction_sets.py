@@ -53,5 +53,6 @@ def test_kernels_of_newer_processors_are_apart() -> None:
 
 
 def test_the_engine_needs_no_newer_instruction_set() -> None:
+    """Only the variants of the initial weights that are chosen at run time have newer instructions."""
     (library,) = PACKAGE.glob("_engine.*.so")
-    assert newer(library) == {}
+    assert {name for name in newer(library) if not re.search(r"::x86_64_v[34]::", name)} == set()

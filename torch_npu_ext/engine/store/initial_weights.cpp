@@ -141,27 +141,34 @@ void draw_baseline(const WeightDistribution& d, std::array<uint32_t, 2> key, int
   draw(d, key, id, begin, count, weights);
 }
 
-#ifdef __x86_64__
-__attribute__((target("avx2"))) void draw_avx2(const WeightDistribution& d, std::array<uint32_t, 2> key,
-                                               int64_t id, int64_t begin, int64_t count, float* weights) {
-  draw(d, key, id, begin, count, weights);
-}
-__attribute__((target("avx512f,avx512dq,avx512vl,prefer-vector-width=512"))) void draw_avx512(
-    const WeightDistribution& d, std::array<uint32_t, 2> key, int64_t id, int64_t begin, int64_t count,
-    float* weights) {
-  draw(d, key, id, begin, count, weights);
-}
-#endif
-
 }  // namespace
+
+#ifdef __x86_64__
+// Exported, so that the disassembly of the stripped library names them.
+namespace x86_64_v3 {
+__attribute__((target("avx2"), visibility("default"))) void draw_weights(const WeightDistribution& d,
+                                                                         std::array<uint32_t, 2> key,
+                                                                         int64_t id, int64_t begin,
+                                                                         int64_t count, float* weights) {
+  draw(d, key, id, begin, count, weights);
+}
+}  // namespace x86_64_v3
+namespace x86_64_v4 {
+__attribute__((target("avx512f,avx512dq,avx512vl,prefer-vector-width=512"), visibility("default"))) void
+draw_weights(const WeightDistribution& d, std::array<uint32_t, 2> key, int64_t id, int64_t begin,
+             int64_t count, float* weights) {
+  draw(d, key, id, begin, count, weights);
+}
+}  // namespace x86_64_v4
+#endif
 
 std::vector<DrawWeights> weight_drawers() {
   std::vector<DrawWeights> drawers = {draw_baseline};
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx2")) drawers.push_back(draw_avx2);
+  if (__builtin_cpu_supports("avx2")) drawers.push_back(x86_64_v3::draw_weights);
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  if (avx512) drawers.push_back(draw_avx512);
+  if (avx512) drawers.push_back(x86_64_v4::draw_weights);
 #endif
   return drawers;
 }
