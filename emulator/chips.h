@@ -18,8 +18,8 @@ struct Soc {
   int64_t ub_free_bytes;  // bytes of the unified buffer that a kernel can use
 };
 
-// Of the unified buffer, the system reserves 256 bytes, and 8 KB more unless a kernel is compiled without
-// that reserve.
+// The system reserves 256 bytes of the unified buffer, and 8 KB more unless a kernel is compiled without that
+// reserve.
 constexpr int64_t kUb2201 = 192 * 1024, kFree2201 = kUb2201 - 256 - 8 * 1024;
 constexpr int64_t kUb3510 = 248 * 1024;
 

@@ -38,7 +38,7 @@ enum class Bug {
   kTakesUnordered,  // a snapshot reads the cache without waiting for the last batch's stream
 };
 
-// What the thread that saves does.
+// The work of the thread that saves.
 enum class Saver {
   kNone,
   kWhole,  // saves whole tables while the other threads wait

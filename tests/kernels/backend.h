@@ -8,7 +8,7 @@
 
 namespace kernel_tests {
 
-// Where rows start. kOdd: at distances that are not rounded up, so that rows need not be aligned. kRecords:
+// The distances between rows. kOdd: not rounded up, so that rows need not be aligned. kRecords: rows start
 // at multiples of 16 bytes, as in records with states; if dim is a multiple of 4, columns start at multiples
 // of 4 values.
 enum class Spacing { kOdd, kRecords };

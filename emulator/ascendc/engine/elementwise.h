@@ -10,7 +10,7 @@ enum class BinaryOp { kAdd, kSub, kMul, kDiv, kMax, kMin };
 enum class ShiftOp { kLeft, kRight };
 enum class UnaryOp { kSqrt, kRsqrt, kExp, kLn, kAbs, kReciprocal };
 
-// What happens to an integer result that does not fit into T: it wraps to its low bits, or saturates to the
+// The treatment of an integer result that does not fit into T: it wraps to its low bits, or saturates to the
 // nearest T.
 enum class Overflow { kWraps, kSaturates };
 

@@ -24,7 +24,7 @@ void check_overlap(Core& core, const UbSpan& dst, const UbSpan& src, bool same_p
 
 using Sources = std::array<Operand, 2>;
 
-// What an instruction does to values, which depends on the control register at the time when it is issued.
+// The effect of an instruction on values. It depends on the control register when the instruction is issued.
 struct Effect {
   ElementFunction function;
   SaturateFunction saturate;  // null: no saturation
