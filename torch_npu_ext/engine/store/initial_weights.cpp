@@ -36,8 +36,7 @@ double polynomial(const std::array<double, 8>& coefficients, double x) {
 
 // The largest number of Philox counters that are advanced together. Each counter gives the numbers of four
 // columns.
-constexpr int kLanes = 16;
-constexpr int64_t kColumns = 4 * kLanes;
+constexpr int kLanes = static_cast<int>(kDrawnColumns / 4);
 
 // Draws the random numbers of 4 * lanes columns. Without the pragmas, GCC would unroll the loops before it
 // vectorizes them.
@@ -128,11 +127,8 @@ REC_SDK_ALWAYS_INLINE void draw_block(const WeightDistribution& d, std::array<ui
 
 REC_SDK_ALWAYS_INLINE void draw(const WeightDistribution& d, std::array<uint32_t, 2> key, int64_t id,
                                 int64_t begin, int64_t count, float* weights) {
-  for (; count > kColumns; begin += kColumns, count -= kColumns, weights += kColumns) {
-    draw_block<kLanes>(d, key, id, begin, kColumns, weights);
-  }
-  if (count > kColumns / 2) return draw_block<kLanes>(d, key, id, begin, count, weights);
-  if (count > kColumns / 4) return draw_block<kLanes / 2>(d, key, id, begin, count, weights);
+  if (count > kDrawnColumns / 2) return draw_block<kLanes>(d, key, id, begin, count, weights);
+  if (count > kDrawnColumns / 4) return draw_block<kLanes / 2>(d, key, id, begin, count, weights);
   draw_block<kLanes / 4>(d, key, id, begin, count, weights);
 }
 

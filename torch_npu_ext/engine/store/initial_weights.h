@@ -51,6 +51,8 @@ struct WeightDistribution {
   BoundedNormal normal = {};
 };
 
+constexpr int64_t kDrawnColumns = 64;  // the maximum of `count` in a call of DrawWeights
+
 // A function that writes the weights of columns [begin, begin + count) of the row of an id. `begin` must be a
 // multiple of 4.
 using DrawWeights = void (*)(const WeightDistribution& distribution, std::array<uint32_t, 2> key, int64_t id,

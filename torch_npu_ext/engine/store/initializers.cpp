@@ -39,8 +39,6 @@ uint32_t float_bits(float value) {
   return bits;
 }
 
-constexpr int64_t kBlock = 64;  // the number of weights that are drawn at once
-
 WeightDistribution distribution_of(const Initializer& initializer) {
   WeightDistribution d;
   if (initializer.kind == Initializer::Kind::kUniform) {
@@ -152,9 +150,9 @@ void RecordInitializer::write(int64_t id, char* record) const {
   const int64_t drawn = initializer_.kind == Initializer::Kind::kLinear ? 0 : layout_.dim;
   const int64_t from = drawn * dtype_bytes(layout_.weight_dtype);
   std::memcpy(record + from, template_.data() + from, template_.size() - static_cast<size_t>(from));
-  for (int64_t begin = 0; begin < drawn; begin += kBlock) {
-    float weights[kBlock];
-    const int64_t count = std::min(kBlock, drawn - begin);
+  for (int64_t begin = 0; begin < drawn; begin += kDrawnColumns) {
+    float weights[kDrawnColumns];
+    const int64_t count = std::min(kDrawnColumns, drawn - begin);
     draw_(distribution_, key_, id, begin, count, weights);
     if (stored_ == DType::kFloat32 && layout_.weight_dtype == DType::kFloat32) {
       std::memcpy(record + begin * static_cast<int64_t>(sizeof(float)), weights,
