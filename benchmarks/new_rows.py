@@ -14,8 +14,11 @@ import torch
 
 from rec_sdk_torch.tbe import InitializerType, TableBatchedEmbedding, TableConfig, TableOptimizer
 
+from .machine import access_free_memory
 from .runner import Option, Row, Target, benchmark
 
+BYTES_PER_COLUMN = 24
+"""Memory of a table, per column of a row: weights in host memory and in the cache, ids, and reserves of the id map."""
 WARM_STEPS = 10
 """First steps that the longest step excludes."""
 INITIALIZERS = {kind.value: kind for kind in InitializerType}
@@ -62,6 +65,7 @@ def new_rows(options: argparse.Namespace) -> Iterator[Row]:
     threads, collecting = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
     gc.disable()
+    access_free_memory(options.batch * options.steps * max(options.dims) * BYTES_PER_COLUMN)
     try:
         for dim, kind, cache, hashed in itertools.product(
             options.dims, options.initializers, options.caches, (True, False)
