@@ -65,13 +65,13 @@ def new_rows(options: argparse.Namespace) -> Iterator[Row]:
     threads, collecting = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
     gc.disable()
-    access_free_memory(options.batch * options.steps * max(options.dims) * BYTES_PER_COLUMN)
     try:
         for dim, kind, cache, hashed in itertools.product(
             options.dims, options.initializers, options.caches, (True, False)
         ):
             batches = batches_of_new_ids(hashed, options.batch, options.steps)
             rows = options.batch * options.steps
+            access_free_memory(rows * dim * BYTES_PER_COLUMN)
             config = TableConfig("t", rows, dim, hashed=hashed, initializer_type=INITIALIZERS[kind])
             optimizer = TableOptimizer.create(torch.optim.SGD, {"lr": 0.1})
             slots = max(2 * options.batch, int(cache * rows))
