@@ -96,7 +96,7 @@ class Ranks(Protocol):
 
 
 class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
-    """A table's handle: a parameter of shape `[0, D]`. It is a leaf of the autograd graph, but gets no gradient there.
+    """A table's handle: a parameter of shape `[0, D]`. `backward(inputs=...)` may list it; it gets no gradient there.
 
     `apply_optimizer_in_backward` of TorchRec or torch stores optimizer assignments on the handle, which checks them.
     The next training forward passes them to the engine.
@@ -211,6 +211,9 @@ class TableParameter(_ReadOnlyTensor, torch.nn.Parameter):
             if handle.grad is not None:
                 hook(handle)
 
+        embedding = self._embedding_of()
+        if embedding is not None:
+            embedding.execute_parameter(self.table)
         result: RemovableHandle = super().register_post_accumulate_grad_hook(call_with_gradient)
         return result
 

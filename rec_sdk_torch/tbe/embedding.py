@@ -141,8 +141,13 @@ class TableBatchedEmbedding(TableMethods, PendingGradientMethods, TablesModule):
         return self.layout.options
 
     def set_parameter(self, table: str, parameter: torch.Tensor) -> None:
-        """Makes `parameter`, which has no elements, the table's leaf in the autograd graph; see `ParameterEdges`."""
+        """Makes `parameter`, which has no elements, the parameter of a table in `inputs=`; see `ParameterEdges`."""
         self.layout.edges.add(table, parameter)
+        self._anchor = None
+
+    def execute_parameter(self, table: str) -> None:
+        """Makes backward passes of later lookups execute the node of the table's parameter, for its hooks."""
+        self.layout.edges.execute(table)
         self._anchor = None
 
     # ---- layout

@@ -6,7 +6,7 @@ Trained tables must be bit-identical to the same backward pass without `inputs=`
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 import torch
 from batches import jagged, random_bags, random_weights
 from collection_factory import apply, bag_config, bags_collection, sequence_config, sequences_collection
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.optim import _apply_optimizer_in_backward as torchs_apply
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.optim import RowWiseAdagrad
@@ -89,11 +90,16 @@ def model(device: torch.device, kind: str, update: str, *args: Any, **how: Any) 
 
 @KIND
 @UPDATE
-def test_listing_all_parameters_trains_as_without_inputs(device: torch.device, kind: str, update: str) -> None:
+@pytest.mark.parametrize(
+    "listed", [list, lambda parameters: list(map(get_gradient_edge, parameters))], ids=["", "edges"]
+)
+def test_listing_all_parameters_trains_as_without_inputs(
+    device: torch.device, kind: str, update: str, listed: Callable[[Iterable[Any]], list[Any]]
+) -> None:
     expected, found = model(device, kind, update), model(device, kind, update)
     for seed in (1, 2):
         expected.step(seed)
-        found.step(seed, list(found.parameters()))
+        found.step(seed, listed(found.parameters()))
     assert not list(differing_tensors(state_of(expected.tables), state_of(found.tables)))
     assert expected.dense.grad is not None
     assert found.dense.grad is not None
@@ -158,6 +164,21 @@ def test_inputs_without_a_table_change_nothing(device: torch.device, kind: str, 
     assert not list(differing_tensors(state_of(expected.tables), state_of(found.tables)))
     # type: ignore[arg-type]
     assert all(torch.equal(tensor.grad, grad) for tensor, grad in zip(wanted, gradients, strict=True))
+
+
+@UPDATE
+@pytest.mark.parametrize(("inner", "unchanged"), [(None, []), ("t1", ["t2"])], ids=str)
+def test_a_pass_within_a_pass_has_its_own_inputs(
+    device: torch.device, update: str, inner: str | None, unchanged: list[str]
+) -> None:
+    """A hook of a pass that lists t0 runs a pass that lists all tables or t1."""
+    found = model(device, "bags", update)
+    before = found.rows()
+    loss, loss_inside = (found(found.features(1)) for _ in range(2))
+    loss.register_hook(lambda grad: loss_inside.backward(inputs=inner and found.handles(inner)))
+    loss.backward(inputs=found.handles("t0"))
+    found.tables.fused_optimizer.step()
+    assert found.unchanged_tables(before) == unchanged
 
 
 @UPDATE

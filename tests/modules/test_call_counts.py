@@ -60,7 +60,7 @@ def test_calls_of_a_batch_that_swaps(calls: CallCounter, device: torch.device) -
     next_one = batch(4)
     calls.count(lambda: train_step(tables, next_one))
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
-    calls.check(calls=62, classes=13, cache=5, step=3)
+    calls.check(calls=62, classes=14, cache=5, step=3)
     once = ("plan", "read_in", "apply_without_swap", "start_plans", "applied", "release", "complete_write_back")
     assert +calls.engine == Counter(once)
 
@@ -71,7 +71,7 @@ def test_calls_of_a_batch_whose_rows_are_cached(calls: CallCounter, device: torc
         train_step(tables, batch(0))
     next_one = batch(0)
     calls.count(lambda: train_step(tables, next_one))
-    calls.check(calls=45, classes=13, cache=3, step=3)
+    calls.check(calls=45, classes=14, cache=3, step=3)
     assert +calls.engine == Counter(("plan", "apply_without_swap", "release"))
 
 
@@ -92,7 +92,7 @@ def test_calls_of_a_prefetched_batch(calls: CallCounter, device: torch.device) -
     calls.count(step)
     assert tables.cache_stats()["depth_reached"] >= 2
     assert tables.cache_stats()["rows_out"] >= 2 * ROWS, "rows leave in every batch"
-    calls.check(calls=88, classes=16, cache=7, step=3)
+    calls.check(calls=88, classes=17, cache=7, step=3)
     once = ("plan", "read_ahead", "start_plans", "applied", "release", "complete_write_back")
     assert {name: calls.engine[name] for name in once} == Counter(once)
 
@@ -182,6 +182,19 @@ def test_operators_of_a_sequence_do_not_grow_with_tables() -> None:
 def test_outputs_of_a_sequence_share_one_autograd_node() -> None:
     cached = CachedTables(SEQUENCE, 5)
     assert len({output.grad_fn for output in cached.forward(cached.batches[5])}) == 1
+
+
+@EACH_KIND
+def test_nodes_of_a_backward_pass_do_not_grow_with_tables(kind: Kind) -> None:
+    """Torch executes every node behind the outputs, which takes 2 us for the node of a parameter."""
+    counts = []
+    for tables in (3, 13):
+        cached = CachedTables(kind, tables)
+        nodes = {output.grad_fn for output in cached.forward(cached.batches[5])}
+        for _ in range(3):
+            nodes |= {following for node in nodes if node for following, _ in node.next_functions}
+        counts.append(len(nodes))
+    assert counts == [2, 2], "the lookup and one leaf"
 
 
 @EACH_KIND

@@ -44,7 +44,7 @@ class Layout:
         frozen: the frozen tables; None if there are none.
         padding_ids: the padding ids; None if no table has one.
         locks: locks of the tables.
-        edges: edges of the autograd graph from lookups to the tables' parameters.
+        edges: the tables' parameters as inputs of backward passes.
         built: the groups; empty before the first use.
         used_optimizers: the distinct optimizers of the groups.
         works_on_tables: whether a backward pass may end an accumulation window, evict ids or run an optimizer's pass

@@ -20,7 +20,7 @@ from ..cache.plan import Plan
 from ..cache.profiler_ranges import profiled
 from ..cache.update_journal import Call
 from ..rows.layout import Layout
-from ..rows.parameter_edges import graph_task, will_execute
+from ..rows.parameter_edges import LISTED, graph_task, is_set, will_execute
 from .gradient_check import GradientGuard
 from .monitor import Monitor
 from .outputs import split_apart
@@ -340,39 +340,37 @@ class FusedLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # The decorators of `_backward_once` cost time, and are needed only for create_graph=True and torch.compile.
-        plain = not torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
-        return (_backward if plain else _backward_once)(ctx, *grads)
+        # These decorators cost time, and are needed only for create_graph=True and torch.compile.
+        if torch.is_grad_enabled() or torch.compiler.is_dynamo_compiling():
+            return _backward_once(ctx, *grads)
+        step: Step | None = ctx.step
+        if step is None:
+            raise RuntimeError(
+                "the embedding's rows were updated already: backward can run once per forward. Add the losses of one "
+                "forward, and call backward() on their sum; or detach() the output that is not to train the tables; or "
+                "look the batch up again"
+            )
+        tables = None  # all tables
+        edges = step.edges
+        if graph_task() == -1 or is_set(LISTED) or not will_execute(edges.node):
+            tables = edges.tables_in_inputs()
+        needs_grad, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
+        if step.many_backwards:
+            saved = saved[1:]
+        if tables is not None and not tables:
+            return (None, None, *step.backward(grads, saved, needs_grad, tables))
+        if not step.many_backwards:
+            ctx.step = None
+        try:
+            weight_grads = step.backward(grads, saved, needs_grad, tables)
+        except BaseException:
+            if not step.must_stay_pinned():
+                step.release()
+            raise
+        return (None, None, *weight_grads)
 
 
-def _backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    step: Step | None = ctx.step
-    if step is None:
-        raise RuntimeError(
-            "the embedding's rows were updated already: backward can run once per forward. Add the losses of one "
-            "forward, and call backward() on their sum; or detach() the output that is not to train the tables; or "
-            "look the batch up again"
-        )
-    tables = None  # all tables
-    if graph_task() == -1 or not will_execute(step.edges.private):
-        tables = step.edges.tables_in_inputs()
-    needs_grad, saved = ctx.needs_input_grad[2:], ctx.saved_tensors
-    if step.many_backwards:
-        saved = saved[1:]
-    if tables is not None and not tables:
-        return (None, None, *step.backward(grads, saved, needs_grad, tables))
-    if not step.many_backwards:
-        ctx.step = None
-    try:
-        weight_grads = step.backward(grads, saved, needs_grad, tables)
-    except BaseException:
-        if not step.must_stay_pinned():
-            step.release()
-        raise
-    return (None, None, *weight_grads)
-
-
-_backward_once = once_differentiable(eager(_backward))
+_backward_once = once_differentiable(eager(FusedLookup.backward))
 
 look_up: Callable[..., tuple[torch.Tensor, ...]] = super(torch.autograd.Function, FusedLookup).apply
 """`FusedLookup.apply` for lookups without weights, without its nine Python calls for torch.func."""
