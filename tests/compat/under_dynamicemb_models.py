@@ -120,6 +120,10 @@ def test_invalid_models_and_arguments_are_refused(tmp_path: Path) -> None:
     first = model(Strategy.STEP)
     with pytest.warns(UserWarning, match=r"there are no \['other'\]"):
         incremental_dump(first, {"other": {"a": 1}})
+    with pytest.warns(UserWarning, match=r"there are no \['other'\], only \['model.bags'\]"):
+        DynamicEmbDump(tmp_path / "dump", first, {"other": ["a"]})
+    with pytest.warns(UserWarning, match=r"there are no \['other'\], only \['model.bags'\]"):
+        DynamicEmbLoad(tmp_path / "dump", first, {"other": ["a"]})
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         DynamicEmbLoad(tmp_path / "nothing", first)
     (tmp_path / "file").write_text("")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import get_unwrapped_module
 
 from ...distributed.sharded import ShardedCollection
-from ...runtime.warn import SaveWarning, warn
+from ...runtime.warn import InputWarning, SaveWarning, warn
 from .scored import ScoredTables
 from .shard import _ShardedTables
 
@@ -53,6 +53,13 @@ def dynamic_tables(model: torch.nn.Module, what: str) -> list[tuple[str, str, Sc
     return found
 
 
+def warn_of_unknown(names: Mapping[str, object], known: set[str]) -> None:
+    """Warns of names that are not known."""
+    unknown = sorted(names.keys() - known)
+    if unknown:
+        warn(f"there are no {unknown}, only {sorted(known)}", InputWarning)
+
+
 def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
     path: str | os.PathLike[str],
     model: torch.nn.Module,
@@ -88,7 +95,9 @@ def DynamicEmbDump(  # noqa: N802  # the name is dynamicemb's
     _barrier(pg)  # all ranks must have checked the folder before any rank writes
     if problem is not None:
         raise problem
-    for collection, _, tables in dynamic_tables(model, "nothing is dumped"):
+    found = dynamic_tables(model, "nothing is dumped")
+    warn_of_unknown(table_names or {}, {collection for collection, _, _ in found})
+    for collection, _, tables in found:
         own = folder / collection
         own.mkdir(parents=True, exist_ok=True)
         names = None if table_names is None else table_names.get(collection)
@@ -114,7 +123,9 @@ def DynamicEmbLoad(  # noqa: N802  # the name is dynamicemb's
     folder = Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    for collection, _, tables in dynamic_tables(model, "nothing is loaded"):
+    found = dynamic_tables(model, "nothing is loaded")
+    warn_of_unknown(table_names or {}, {collection for collection, _, _ in found})
+    for collection, _, tables in found:
         names = None if table_names is None else table_names.get(collection)
         tables.load(folder / collection, optim, counter, names, pg)
     _barrier(pg)

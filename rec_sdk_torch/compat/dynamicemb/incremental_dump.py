@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from ...runtime.warn import InputWarning, warn
-from .dump_load import dynamic_tables
+from .dump_load import dynamic_tables, warn_of_unknown
 
 Scores = dict[str, dict[str, int]]
 """A score or threshold for each table, by the path of its collection and the table's name."""
@@ -38,13 +37,13 @@ def set_score(model: torch.nn.Module, table_score: int | Mapping[str, Mapping[st
     _check_numbers("table_score", table_score)
     found = dynamic_tables(model, "no score is set")
     if isinstance(table_score, Mapping):
-        _warn_of_unknown(table_score, {each for path, name, _ in found for each in (path, name)})
+        warn_of_unknown(table_score, {each for path, name, _ in found for each in (path, name)})
     for path, name, tables in found:
         if isinstance(table_score, int):
             tables.set_score(dict.fromkeys(tables.table_names, table_score))
             continue
         own = table_score.get(name, table_score.get(path, {}))
-        _warn_of_unknown(own, set(tables.table_names))
+        warn_of_unknown(own, set(tables.table_names))
         tables.set_score({table: score for table, score in own.items() if table in tables.table_names})
 
 
@@ -69,7 +68,7 @@ def incremental_dump(
     _check_numbers("score_threshold", score_threshold)
     found = dynamic_tables(model, "nothing is dumped")
     if isinstance(score_threshold, Mapping):
-        _warn_of_unknown(score_threshold, {path for path, _, _ in found})
+        warn_of_unknown(score_threshold, {path for path, _, _ in found})
     rows: Rows = {}
     scores: Scores = {}
     for path, _, tables in found:
@@ -89,9 +88,3 @@ def _check_numbers(name: str, value: object) -> None:
         numbers = [number for of_tables in value.values() for number in of_tables.values()]
     if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
         raise ValueError(f"{name} is {value!r}, expected an int, or one by collection and table")
-
-
-def _warn_of_unknown(names: Mapping[str, object], known: set[str]) -> None:
-    unknown = sorted(names.keys() - known)
-    if unknown:
-        warn(f"there are no {unknown}, only {sorted(known)}", InputWarning)

@@ -150,7 +150,9 @@ class DynamicEmbeddingShardingPlanner:
         Args:
             eb_configs: configs of all tables of the model.
             constraints: constraints of each table, by name.
-            others: arguments of TorchRec's `EmbeddingShardingPlanner`, which plans the tables that are not dynamic.
+
+        The other arguments are those of TorchRec's `EmbeddingShardingPlanner`, which plans the tables that are not
+        dynamic.
 
         Raises:
             ValueError: `constraints` and `eb_configs` do not name the same tables, or options are invalid.
