@@ -151,8 +151,7 @@ class DynamicEmbeddingShardingPlanner:
             eb_configs: configs of all tables of the model.
             constraints: constraints of each table, by name.
 
-        The other arguments are those of TorchRec's `EmbeddingShardingPlanner`, which plans the tables that are not
-        dynamic.
+        TorchRec's `EmbeddingShardingPlanner`, which plans the tables that are not dynamic, takes all other arguments.
 
         Raises:
             ValueError: `constraints` and `eb_configs` do not name the same tables, or options are invalid.
