@@ -10,7 +10,7 @@ from typing import Any
 
 FILE = Path(__file__).parent / "recorded.json"
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = (DOCS / "performance.md", DOCS / "modelled_performance.md")
+PAGES = tuple(DOCS / f"{name}.md" for name in ("performance", "new_rows_performance", "modelled_performance"))
 Table = dict[str, Any]
 """A table: `command`, `processor` and `date` of its run, `columns`, and `rows` with one text for each column."""
 
