@@ -24,7 +24,7 @@ void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* 
   std::vector<uint64_t> asked = {0};
   uint64_t serial = 0;
   const auto change = [&](int64_t id, uint64_t version) {
-    log.add(id, versions[static_cast<size_t>(id)]);
+    log.add(id, static_cast<uint32_t>(2 * id), versions[static_cast<size_t>(id)]);
     versions[static_cast<size_t>(id)] = version;
   };
   for (int step = 0; step < 200; ++step) {
@@ -65,6 +65,8 @@ void random_changes(uint64_t seed, int64_t rows, int64_t most_per_batch, Tally* 
       ++tally->known;
       const std::vector<int64_t> listed = log.ids_after(since);
       const std::set<int64_t> found(listed.begin(), listed.end());
+      const ChangeLog::Entries entries = log.entries_after(since);
+      for (int64_t i = 0; i < entries.count; ++i) CHECK(entries.rows[i] == 2 * entries.ids[i]);
       CHECK(found.size() == listed.size() && std::is_sorted(listed.begin(), listed.end()));
       for (int64_t id = 0; id < rows; ++id) {
         CHECK(versions[static_cast<size_t>(id)] <= since || found.count(id) == 1);

@@ -156,6 +156,32 @@ def test_a_load_during_a_save_does_not_change_the_save(tmp_path: Path) -> None:
     assert_same(loaded(tmp_path / "own"), then)
 
 
+def test_the_list_of_cached_rows_is_made_after_the_moment_of_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training does not wait for the list, which has no ids that were added since."""
+    source = trained(3, cache=30)
+    lists: list[Any] = []
+    cached = snapshot.Snapshot.cached
+
+    def listed(self: snapshot.Snapshot) -> Any:
+        lists.append(cached(self))
+        return lists[-1]
+
+    monkeypatch.setattr(snapshot.Snapshot, "cached", listed)
+    job, then = SaveJob(source, tmp_path, False), contents(source)
+    assert not lists
+    source.view("a").remove(source.view("a").ids()[:5])
+    train(source, range(50, 60))
+    job.run()
+    assert len(lists) == 4
+    assert all(len(each.ids) for each in lists)
+    new = set(source.view("a").ids().tolist()) - set(then["a"])
+    assert new & set(source.view("a").cached().ids.tolist())
+    assert not new & set(lists[0].ids.tolist())
+    assert_same(loaded(tmp_path), then)
+
+
 @pytest.mark.parametrize("optimizer", [SGD, ADAGRAD], ids=["without states", "with states"])
 def test_tables_with_a_new_layout_during_a_save(optimizer: Any, tmp_path: Path) -> None:
     """The log of removed ids is dropped with the old layout, so the next save is a full save."""

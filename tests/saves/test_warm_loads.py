@@ -154,7 +154,7 @@ def test_an_index_table_of_fewer_rows(tmp_path: Path) -> None:
 
 
 def save_without_the_list(source: TableBatchedEmbedding, path: Path) -> None:
-    with mock.patch("rec_sdk_torch.tbe.rows.table_view.TableView.cached", return_value=None):
+    with mock.patch("rec_sdk_torch.tbe.rows.snapshot.Snapshot.cached", return_value=None):
         save(source, path)
 
 

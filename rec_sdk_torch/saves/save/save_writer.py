@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,8 +48,9 @@ def create_save_folder(path: Path, bases: Sequence[Sequence[SaveLocation]]) -> S
         path: folder of saves.
         bases: for each embedding of each rank (rank 0 first), the saves that a delta can follow, best first.
     """
-    for leftover in path.glob(f"{UNFINISHED}*"):  # only crashed saves leave these: this rank holds the lock
-        files.remove_tree(leftover)
+    for name in os.listdir(path):
+        if name.startswith(UNFINISHED):  # only crashed saves leave these: this rank holds the lock
+            files.remove_tree(path / name)
     save_id = uuid.uuid4().hex
     folder = path / f"{UNFINISHED}{save_id}"
     base = _common_base(bases)
@@ -256,7 +258,6 @@ def _take_table_snapshot(
             snapshot.out.write_role_file(
                 WINDOW, key, [TensorSpec("ids", torch.int64, (0,)), sums_spec], gradient_count, chunks
             )
-        cached = view.cached()
         if view.config.lifecycle is not None:
             snapshot.result.clocks[key] = view.clocks()
             if view.config.lifecycle.admits:
@@ -271,12 +272,17 @@ def _take_table_snapshot(
                 sketch = serialize_sketch(owner, name, view.sketch())
                 cells = {"ids": sketch, SKETCH: sketch}
                 table.other_files.append((SKETCH, [TensorSpec(SKETCH, torch.uint8, (0,))], len(sketch), iter([cells])))
-        if cached is not None and len(cached.ids):
-            table.other_files.append((CACHED, CACHED_SPECS, len(cached.ids), map(cached_rows_chunk, [cached])))
     except BaseException:
         row_snapshot.close()
         raise
     return table
+
+
+def _take_cached(table: TableSnapshot) -> None:
+    """Adds the list of cached rows to the files of a table; training need not wait until it is made."""
+    cached = table.row_snapshot.cached()
+    if cached is not None and len(cached.ids):
+        table.other_files.append((CACHED, CACHED_SPECS, len(cached.ids), map(cached_rows_chunk, [cached])))
 
 
 def _take_evicted(snapshot: ModelSnapshot, table: TableSnapshot, since: int | None) -> None:
@@ -297,6 +303,8 @@ def _take_evicted(snapshot: ModelSnapshot, table: TableSnapshot, since: int | No
 def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
     """Writes this rank's files and returns their manifest entries; training may continue meanwhile."""
     out = snapshot.out
+    for table in snapshot.tables:
+        _take_cached(table)
     for table in snapshot.tables:
         if table.removed is not None:
             out.write_removed(table.key, 0, table.removed)

@@ -40,7 +40,10 @@ class CachedRows:
 
 
 def cached_rows(group: Group, table: int) -> CachedRows:
-    """Returns the rows of a table that are in the cache. Call `Swap.settle` first."""
+    """Returns the rows of a table that are in the cache, or that plans are fetching.
+
+    While the table has a snapshot, rows of ids that were added since are left out.
+    """
     return CachedRows(*group.engine.tables.cached_rows(table))
 
 

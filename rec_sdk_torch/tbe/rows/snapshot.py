@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..cache.batch import Int64Array
+from ..cache.cache_warming import CachedRows, cached_rows
 from .row_parts import as_stored
 from .table_view import TableView
 
@@ -158,6 +159,7 @@ class Snapshot:
         self._cursor = 0
         self._error: BaseException | None = None
         self._replaced = False
+        self._cached: CachedRows | None = None
         if since is None:
             self.count = group.engine.saves.open_snapshot(table, ids)
         else:
@@ -205,6 +207,8 @@ class Snapshot:
         """Copies all remaining rows before the engine is replaced. Call `Swap.settle` first."""
         if not self._replaced:
             self.before_all_change()
+            if self._error is None:
+                self._cached = cached_rows(self._group, self._table)
             self._replaced = True
 
     def _take_rest(self) -> RawRows:
@@ -256,6 +260,18 @@ class Snapshot:
                     self._group.swap.settle()
                     self.before_all_change()
         yield from self._buffer.take(self._copies)
+
+    def cached(self) -> CachedRows | None:
+        """Returns the rows of the table that are cached now, or when the engine was replaced.
+
+        All their ids were in the table at the snapshot's construction, so that a save has their rows.
+
+        Raises:
+            RuntimeError: a row could not be copied before it changed.
+        """
+        with self._locks.launch:
+            self._check()
+            return self._cached if self._replaced else cached_rows(self._group, self._table)
 
     def _take_from(self, cursor: int) -> tuple[RawRows, int]:
         """Returns the next rows after `cursor`, and the next cursor, which is 0 after the last rows."""

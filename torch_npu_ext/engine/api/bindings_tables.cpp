@@ -72,7 +72,8 @@ void bind_tables(py::module_& m) {
           uint32 [n].
 
           The heat of a row is the number of batches that used it, older batches counting less; it is 0 if the
-          policy does not count uses. The last use is the number of the latest batch that used the row.)")
+          policy does not count uses. The last use is the number of the latest batch that used the row.
+          Rows of ids that were added after the table's open snapshot are left out. May be called at any time.)")
       .def("choose_warm", unlocked(&Tables::choose_warm), table, ids,
            R"(Chooses free slots for rows outside the cache. The ids must be sorted, hottest first. Returns,
           for each chosen row, its position in `ids`, its row and its slot.

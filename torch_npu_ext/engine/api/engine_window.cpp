@@ -86,7 +86,7 @@ void Engine::close_window() {
       if (slot < table.first_slot() || slot >= table.end_slot()) continue;
       const int64_t id = group_.slot_ids[slot];
       const uint32_t row = table.row_in(static_cast<uint32_t>(slot), id);
-      table.changes.add(id, table.columns.exchange_version(row, newest));
+      table.changes.add(id, row, table.columns.exchange_version(row, newest));
     }
   }
   for (const SpilledSums::Spilled& spilled : group_.window.spilled()) {

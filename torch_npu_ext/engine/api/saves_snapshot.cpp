@@ -73,6 +73,7 @@ int64_t Saves::open(int32_t t, const Fill& fill) {
     throw std::runtime_error("table '" + target.spec().name + "' has a snapshot already");
   }
   auto snapshot = std::make_unique<Snapshot>(target.row_bound());
+  if (target.spec().hashed) target.directory().for_each_free([&](uint32_t row) { snapshot->forget(row); });
   fill(&target, snapshot.get());
   target.snapshot = std::move(snapshot);
   return target.snapshot->pending();
@@ -103,9 +104,16 @@ int64_t Saves::open_snapshot_since(int32_t t, uint64_t since) {
       snapshot->add(row);
     };
     if (!target->changes.knows(since)) return target->for_each(add);
-    const auto [begin, end] = target->changes.entries_after(since);
-    snapshot->listed.reserve(static_cast<size_t>(end - begin));
-    for_each_located(*target, {begin, end - begin}, [&](uint32_t row) { snapshot->prefetch(row); }, add);
+    constexpr int64_t kAhead = 48;
+    const auto [ids, rows, count] = target->changes.entries_after(since);
+    snapshot->listed.reserve(static_cast<size_t>(count));
+    for (int64_t i = count; i-- > 0;) {  // newest first: the newest entry of a row has its present id
+      if (i >= kAhead) {
+        prefetch(target->columns.record(rows[i - kAhead]));
+        snapshot->prefetch(rows[i - kAhead]);
+      }
+      add(ids[i], rows[i], kNoSlot);  // the version of a free row is 0
+    }
   });
 }
 
@@ -189,6 +197,7 @@ TakenRows Saves::take_slots(int32_t t, Span<int32_t> slots) {
     return slot >= source.first_slot() && slot < source.first_slot() + source.spec().slots;
   };
   TakenRows taken = empty_result(source, group_.layout.bytes);
+  if (snapshot.pending() == 0) return taken;
   taken.reserve(static_cast<size_t>(std::min(slots.size(), snapshot.pending())), source.columns.saved());
   for (int64_t i = 0; i < slots.size(); ++i) {
     if (i + kAhead < slots.size() && own(slots[i + kAhead])) {

@@ -146,7 +146,8 @@ void Tables::write_rows(int32_t t, Span<int64_t> ids, Span<int64_t> rows, const 
   const uint64_t newest = group_.uses.newest_version();
   target.changes.reserve(count, target.row_bound(), newest);
   for (int64_t i = 0; i < count; ++i) {
-    target.changes.add(ids[i], target.columns.exchange_version(rows[i], newest));
+    const uint32_t row = static_cast<uint32_t>(rows[i]);
+    target.changes.add(ids[i], row, target.columns.exchange_version(row, newest));
   }
 }
 

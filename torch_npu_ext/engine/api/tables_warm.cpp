@@ -32,9 +32,10 @@ std::vector<int32_t> next_slots(const Table& table, size_t count) {
 }  // namespace
 
 Tables::CachedRows Tables::cached_rows(int32_t t) {
-  const auto guard = lock_settled("listing the cache");
+  const auto guard = lock();
   const Table& source = table(t);
   const size_t rows = static_cast<size_t>(source.spec().slots - source.free_slots());
+  const Snapshot* const saved = source.snapshot.get();
   CachedRows cached;
   auto& [ids, heats, last_batches] = cached;
   ids.reserve(rows);
@@ -42,8 +43,10 @@ Tables::CachedRows Tables::cached_rows(int32_t t) {
   last_batches.reserve(rows);
   for (int64_t slot = source.first_slot(); slot < source.first_slot() + source.spec().slots; ++slot) {
     const uint32_t batch = group_.uses.last_batch(slot);
+    const int64_t id = group_.slot_ids[slot];
     if (batch == 0) continue;
-    ids.push_back(group_.slot_ids[slot]);
+    if (saved != nullptr && !saved->knows(source.row_in(static_cast<uint32_t>(slot), id))) continue;
+    ids.push_back(id);
     heats.push_back(source.policy->heat(static_cast<uint32_t>(slot), group_.uses));
     last_batches.push_back(batch);
   }

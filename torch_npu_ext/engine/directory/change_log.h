@@ -1,6 +1,6 @@
 // A log of the changed rows of a table, for delta saves. A new epoch begins with each version that a save
-// fixes, and the log lists the id of a changed row once per epoch. A later save finds the changes after that
-// version without examining unchanged rows.
+// fixes, and the log lists a changed row, with its id, once per epoch. A later save finds the changes after
+// that version without examining unchanged rows.
 #pragma once
 
 #include <algorithm>
@@ -35,17 +35,24 @@ class ChangeLog {
     const int64_t most = std::max(kLeast, rows / kShare);
     if (static_cast<int64_t>(ids_.size()) + count > most) clear(newest);
     const size_t needed = ids_.size() + static_cast<size_t>(count);
-    if (needed > ids_.capacity()) ids_.reserve(std::max(needed, 2 * ids_.capacity()));
+    if (needed > ids_.capacity() || needed > rows_.capacity()) {
+      const size_t more = std::max(needed, 2 * ids_.capacity());
+      ids_.reserve(more);
+      rows_.reserve(more);
+    }
   }
 
   // Returns whether add() would log a row whose version is `before`.
   bool wants(uint64_t before) const { return before <= start_; }
   // Logs a changed row, whose version was `before` until now, unless the log lists it for this epoch.
   // Precondition: reserve().
-  void add(int64_t id, uint64_t before) noexcept {
-    if (wants(before)) add(id);
+  void add(int64_t id, uint32_t row, uint64_t before) noexcept {
+    if (wants(before)) add(id, row);
   }
-  void add(int64_t id) noexcept { ids_.push_back(id); }  // logs the row without checking wants()
+  void add(int64_t id, uint32_t row) noexcept {  // logs the row without checking wants()
+    ids_.push_back(id);
+    rows_.push_back(row);
+  }
 
   // Records the change of a row whose id is unknown. If the row would have to be logged, the log is cleared.
   void add_unknown(uint64_t before, uint64_t newest) {
@@ -55,6 +62,7 @@ class ChangeLog {
   // Drops all changes. No row has a later version than `newest`.
   void clear(uint64_t newest) {
     ids_.clear();
+    rows_.clear();
     epochs_.assign(1, {newest, 0});
     start_ = complete_after_ = newest;
   }
@@ -65,17 +73,27 @@ class ChangeLog {
     if (kept == epochs_.begin()) return;
     const size_t dropped = kept->second;
     ids_.erase(ids_.begin(), ids_.begin() + static_cast<int64_t>(dropped));
+    rows_.erase(rows_.begin(), rows_.begin() + static_cast<int64_t>(dropped));
     epochs_.erase(epochs_.begin(), kept);
     for (auto& epoch : epochs_) epoch.second -= dropped;
     complete_after_ = epochs_.front().first;
   }
 
-  int64_t bytes() const { return static_cast<int64_t>(ids_.capacity() * sizeof(int64_t)); }
+  int64_t bytes() const {
+    return static_cast<int64_t>(ids_.capacity() * sizeof(int64_t) + rows_.capacity() * sizeof(uint32_t));
+  }
 
-  // Returns the range of log entries from which ids_after() is computed: unordered, with repetitions. Valid
-  // until the next change.
-  std::pair<const int64_t*, const int64_t*> entries_after(uint64_t since) const {
-    return {ids_.data() + epoch_of(since)->second, ids_.data() + ids_.size()};
+  // Log entries, oldest first: ids and their rows, with repetitions. If the id was removed since, the row is
+  // free, or a later entry has its present id.
+  struct Entries {
+    const int64_t* ids;
+    const uint32_t* rows;
+    int64_t count;
+  };
+  // Returns the entries from which ids_after() is computed. Valid until the next change.
+  Entries entries_after(uint64_t since) const {
+    const size_t first = epoch_of(since)->second;
+    return {ids_.data() + first, rows_.data() + first, static_cast<int64_t>(ids_.size() - first)};
   }
 
   // Returns distinct ids, ascending, which include the ids of all rows that changed after version `since`.
@@ -101,6 +119,7 @@ class ChangeLog {
   }
 
   std::vector<int64_t> ids_;
+  std::vector<uint32_t> rows_;         // the row of each id of ids_
   std::vector<Epoch> epochs_{{0, 0}};  // oldest first
   uint64_t start_ = 0;                 // latest version when the latest epoch began
   uint64_t complete_after_ = 0;

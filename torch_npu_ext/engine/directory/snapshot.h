@@ -16,7 +16,19 @@ namespace rec_sdk {
 class Snapshot {
  public:
   explicit Snapshot(int64_t rows)
-      : bits_(static_cast<size_t>((rows + 63) / 64)), moving_(bits_.size()), rows_(rows) {}
+      : bits_(static_cast<size_t>((rows + 63) / 64)),
+        moving_(bits_.size()),
+        known_(bits_.size(), ~uint64_t{0}),
+        rows_(rows) {}
+
+  // Returns whether the row has the id of the moment: the row was not free then, and not removed since.
+  bool knows(int64_t row) const {
+    return row < rows_ && (known_[static_cast<size_t>(row >> 6)] >> (row & 63) & 1) != 0;
+  }
+  void forget(int64_t row) noexcept {  // the row is free
+    if (row < rows_) known_[static_cast<size_t>(row >> 6)] &= ~(uint64_t{1} << (row & 63));
+  }
+  void forget_all() noexcept { std::fill(known_.begin(), known_.end(), 0); }
 
   void add(int64_t row) {
     uint64_t& word = bits_[static_cast<size_t>(row >> 6)];
@@ -102,7 +114,7 @@ class Snapshot {
   bool has_list = false, is_sorted = false;
 
  private:
-  std::vector<uint64_t> bits_, moving_;
+  std::vector<uint64_t> bits_, moving_, known_;
   std::vector<uint32_t> moving_rows_;   // the rows marked in moving_
   std::vector<uint64_t> moving_plans_;  // the plans that move these rows
   bool moving_known_ = false;           // whether moving_rows_ and moving_plans_ match moving_

@@ -118,9 +118,11 @@ void Table::begin_row(uint32_t row) noexcept {
 void Table::forget_row(uint32_t row) noexcept {
   store.forget(row);
   columns.reset(row);
+  if (snapshot != nullptr) snapshot->forget(row);
 }
 
 void Table::clear() {
+  if (snapshot != nullptr) snapshot->forget_all();
   if (spec_.hashed) {
     directory_.clear();
   } else {

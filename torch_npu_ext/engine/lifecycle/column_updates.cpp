@@ -197,14 +197,17 @@ void ColumnUpdates::touch_admitted(Group* group, int32_t t, const PlanBuffers& p
 }
 
 void ColumnUpdates::log_changes(Group* group, const Part& part, const PlanBuffers& plan) noexcept {
-  ChangeLog& changes = group->tables[part.table].changes;
+  Table& table = group->tables[part.table];
   const int32_t* const changed = changed_.data() + part.begin;
   const int64_t* const ids = group->slot_ids.data();
   for (int32_t i = 0; i < part.changed; ++i) {
     if (i + kPrefetchDistance < part.changed) {
-      prefetch(&ids[plan.unique_slots[changed[i + kPrefetchDistance]]]);
+      const int32_t ahead = plan.unique_slots[changed[i + kPrefetchDistance]];
+      prefetch(&ids[ahead]);
+      table.prefetch_row(static_cast<uint32_t>(ahead));
     }
-    changes.add(ids[plan.unique_slots[changed[i]]]);
+    const int32_t slot = plan.unique_slots[changed[i]];
+    table.changes.add(ids[slot], table.row_in(static_cast<uint32_t>(slot), ids[slot]));
   }
 }
 

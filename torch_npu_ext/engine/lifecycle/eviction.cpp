@@ -47,7 +47,7 @@ void begin_now(Group* group, int32_t t, const std::vector<std::pair<int64_t, uin
   for (const auto& [id, row] : rows) {
     if (table.snapshot != nullptr) table.snapshot->keep(row, table.columns);
     table.columns.places().set<Column::kTimestamp>(table.columns.record(row), table.clock.timestamp);
-    if (versioned) table.changes.add(id, table.columns.exchange_version(row, newest));
+    if (versioned) table.changes.add(id, row, table.columns.exchange_version(row, newest));
   }
 }
 
