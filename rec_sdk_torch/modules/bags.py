@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from ..tbe import Batch, padded_offset_indices
+from ..tbe import Batch, padded_offset_indices, split_apart
 
 
 @functools.cache
@@ -82,7 +82,7 @@ class Bags:
         """
         device, keys = rows[0].device, batch.feature_keys.tolist()
         lengths = self.features.lengths().to(device)
-        of_keys = lengths.split_with_sizes(self.sizes or [self.size] * len(self.features.keys()))
+        of_keys = split_apart(lengths, self.sizes or [self.size] * len(self.features.keys()))
         weights: Sequence[torch.Tensor | None] = [None] * len(rows)
         if need_indices:
             ids = self.features.values().to(device)
@@ -94,7 +94,10 @@ class Bags:
         outputs_by_name: dict[str, JaggedTensor] = {}
         for name, key, part, weight in outputs:  # skips JaggedTensor's constructor, with its 16 calls
             outputs_by_name[name] = made = _new_jagged(JaggedTensor)
-            made._values, made._weights, made._lengths, made._offsets = part, weight, of_keys[key], None
+            made._values = part
+            made._weights = weight
+            made._lengths = of_keys[key]
+            made._offsets = None
         return outputs_by_name
 
     def check_pooled(self) -> None:

@@ -189,8 +189,8 @@ class Batch:
         """Returns the number of lookups of each of `features`, int64 `[F]`."""
         if not self.batch_size:
             return np.zeros(len(features), np.int64)
-        begins = self.feature_keys[features] * self.batch_size
-        return (self.offsets[begins + self.batch_size] - self.offsets[begins]).astype(np.int64)
+        ends, keys = self.offsets[:: self.batch_size], self.feature_keys[features]
+        return (ends[keys + 1] - ends[keys]).astype(np.int64)
 
     def repacked_offsets(self, features: Int64Array) -> Int64Array:
         """Returns the offsets of the bags of `features`, feature-major, int64 `[F * B + 1]`."""
