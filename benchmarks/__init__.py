@@ -16,6 +16,7 @@ MODULES = {
     "planning": ["planning"],
     "prefetch": ["prefetch"],
     "saves": ["background_saves", "checkpoint", "serving"],
+    "sharded_step": ["sharded_step"],
     "sharding": ["sharding"],
     "variants": ["fbgemm", "fixed_cost", "optimizers", "rounding"],
     "whole_models": ["end_to_end"],

@@ -21,7 +21,7 @@ import forked_python
 from row_checks import CHECKS
 
 from benchmarks import NAMES, find, planning, variants
-from benchmarks.workload import OPTIMIZERS
+from benchmarks.workload import FORMS, OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "benchmarks" / "README.md", *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -69,6 +69,7 @@ ROWS: dict[str, list[tuple[tuple[str, ...], Iterable[Any]]]] = {
         )
     ],
     "serving": [(("deltas", "correct"), [(0, True), (1, True), (2, True)])],
+    "sharded_step": [(("form", "sharding", "correct"), product(FORMS, ("row_wise", "table_wise"), (True,)))],
     "sharding": [
         (("ids", "ranks"), product(POWER_LAW_AND_UNIFORM, (1, 2))),
         (("devices", "local_size"), [(8, 1), (1024, 1), (1024, 8), (1024, 16), (1024, 32)] * 2),
