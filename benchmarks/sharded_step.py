@@ -110,9 +110,9 @@ def _train(
     tables = configs(list(zip(workload.tables.sizes, workload.dims, strict=True)), init_fn=torch.nn.init.zeros_)
     models = {}
     for name, prefix in CONTENDERS.items():
-        options = {"config_prefix": "", "cache": 1.0} if prefix else {}
-        sgd = torch.optim.SGD, {"lr": LEARNING_RATE}
-        collection = make_collection(tables, *sgd, workload.pooled, prefix, **options)
+        options: dict[str, Any] = {"config_prefix": "", "cache": 1.0} if prefix else {}
+        rate = {"lr": LEARNING_RATE}
+        collection = make_collection(tables, torch.optim.SGD, rate, workload.pooled, prefix, **options)
         own = placement if prefix or not workload.pooled else "table_wise"  # on a CPU, TorchRec has no row-wise bags
         models[name] = shard(collection, own, world_size)
     rounds, steps = sizes
@@ -188,7 +188,7 @@ def sharded_step(options: argparse.Namespace) -> Iterator[Row]:
     """Times training steps of sharded tables in processes on one machine, beside TorchRec's sharded tables.
 
     Both contenders are in the same processes, with one thread each, and run in alternating rounds. The clock is the
-    time of the slowest rank; processor time is that of all threads of a rank. Outputs must be equal.
+    time of the slowest rank; processor time counts all threads of a rank. Outputs must be equal.
     """
     cases = [
         (make_workload(options.tables, options.dim, form == "pooled", "sgd", options.lookups, options.bag), placement)

@@ -140,6 +140,12 @@ class Exchange:
         self.ids_all_to_all = HierarchicalAllToAll(ids, self.stats, id_groups, id_groups)
         self.rows_all_to_all = HierarchicalAllToAll(rows, self.stats, row_groups, id_groups)
 
+    def connect(self) -> None:
+        """Exchanges host tensors through shared memory from now on, between ranks of one machine (collective)."""
+        self.ids_all_to_all.connect()
+        if self.device.type == "cpu":
+            self.rows_all_to_all.connect()
+
     def wait(self, what: str, *works: Work) -> None:
         """Waits for exchanges with other ranks; `what` names the exchanged data in error messages.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from .._engine import Deduplicator
 from .._engine import UniqueBatch as HostBatch
+from ..operators.schemas import COEFFICIENTS
 from ..operators.segments import HOT_SEGMENT_FIELDS
 from ..runtime.warn import InputWarning, warn
 from ..tbe import NEVER, Batch, BoundsCheckMode, IdSignalArrays, IdSignals, Int64Array, Pooling, TableConfig, Transfers
@@ -265,6 +267,7 @@ class GroupConstants:
     Attributes:
         features: indices of the features that look up these tables.
         dim: D, the embedding dim.
+        world_size: W, the number of ranks.
         columns: first column of each feature in the pooled output, int64.
         means: whether each feature is pooled by the mean, bool.
     """
@@ -273,7 +276,17 @@ class GroupConstants:
         self, tables: ShardedTables, group: Sequence[int], columns: Sequence[int], transfers: Transfers
     ) -> None:
         self.features = [feature for table in group for feature in tables.features(table)]
-        self.dim = tables.configs[group[0]].embedding_dim
+        self.dim, self.world_size, self._device = (
+            tables.configs[group[0]].embedding_dim,
+            tables.world_size,
+            transfers.device,
+        )
         means = [tables.configs[table].pooling is Pooling.MEAN for table in group for _ in tables.features(table)]
         own = torch.tensor([columns[feature] for feature in self.features], dtype=torch.int64, device="cpu")
         self.columns, self.means = (each.to(transfers.device) for each in (own, torch.tensor(means, device="cpu")))
+
+    @functools.cache  # noqa: B019  a collection has few of these objects
+    def coefficients(self, divisor: int) -> torch.Tensor:
+        """Returns coefficients with which the operator `update_rows` adds 1 / `divisor` of each gradient by SGD."""
+        row = [math.inf, -1 / divisor, *[0.0] * (COEFFICIENTS - 2)]
+        return torch.tensor([row], dtype=torch.float32, device="cpu").to(self._device)

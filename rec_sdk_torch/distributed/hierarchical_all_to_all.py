@@ -123,7 +123,14 @@ class HierarchicalAllToAll:
             FlatAllToAll(groups.between, stats),
         )
 
-    def exchange_counts(self, sent: torch.Tensor) -> tuple[Work, torch.Tensor, torch.Tensor | None]:
+    def connect(self) -> None:
+        """Exchanges host tensors through shared memory where ranks are on one machine; see `FlatAllToAll.connect`."""
+        self._within.connect()
+        self._between.connect()
+
+    def exchange_counts(
+        self, sent: torch.Tensor, ids: torch.Tensor, id_counts: list[int]
+    ) -> tuple[Work, torch.Tensor, torch.Tensor | None, Callable[[], torch.Tensor] | None]:
         """Starts to send row r of `sent`, int64 `[W, n]`, to rank r; see `FlatAllToAll.exchange_counts`."""
         size, machines, width = self.groups.size, self.groups.machines, sent.shape[1]
         by_local_rank = sent.view(machines, size, width).transpose(0, 1).contiguous()
@@ -134,7 +141,7 @@ class HierarchicalAllToAll:
             forwarded = relayed.transpose(0, 1).contiguous()
             return self._between.send(received.view(machines, size, width), forwarded)
 
-        return self._start(first, second), received, relayed
+        return self._start(first, second), received, relayed, None
 
     def to_owners(
         self, sent: torch.Tensor, send_counts: list[int], receive_counts: list[int], relayed: Relayed
@@ -155,11 +162,20 @@ class HierarchicalAllToAll:
 
         return self._start(first, second), received
 
-    def from_owners(
+    def gradients_to_owners(
         self, sent: torch.Tensor, send_counts: list[int], receive_counts: list[int], relayed: Relayed
+    ) -> list[torch.Tensor]:
+        """Sends gradients to owner ranks; see `FlatAllToAll.gradients_to_owners`."""
+        work, received = self.to_owners(sent, send_counts, receive_counts, relayed)
+        work.wait()
+        return [received]
+
+    def rows_from_owners(
+        self, parts: Sequence[torch.Tensor], send_counts: list[int], receive_counts: list[int], relayed: Relayed
     ) -> tuple[Work, torch.Tensor]:
         """Starts to send rows back from owner ranks, between machines first, so that both levels mirror `to_owners`."""
         assert relayed is not None
+        sent = torch.cat(list(parts))
         send_matrix, receive_matrix = self._by_machine(send_counts), self._by_machine(receive_counts)
         forwarded = sent.new_empty((int(relayed.sum()), *sent.shape[1:]))
         first = self._between.send(forwarded, sent, relayed.sum(axis=0).tolist(), send_matrix.sum(axis=1).tolist())

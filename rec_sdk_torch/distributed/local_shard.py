@@ -210,7 +210,9 @@ class LocalShard(CachedCollection):
         self.embedding.queue.add(prefetched)
         return prefetched
 
-    def look_up(self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None) -> list[torch.Tensor]:
+    def look_up(
+        self, values: torch.Tensor, offsets: torch.Tensor, signals: IdSignals | None
+    ) -> list[list[torch.Tensor]]:
         """Looks up the ids that all ranks sent, ordered by rank, then by table.
 
         Args:
@@ -218,12 +220,12 @@ class LocalShard(CachedCollection):
             signals: id signals from the sending ranks; None if there are none.
 
         Returns:
-            For each embedding dim, the rows of its tables, float32 `[n, D]`, in the order of the ids.
+            For each embedding dim, the rows of each rank and table, float32 `[n, D]`, in the order of the ids.
         """
         if self.training and torch.is_grad_enabled():
             self.sync_optimizers()
         parts = self.embedding.lookup_features(Batch.from_tensors(values, offsets, 1, self._keys, signals=signals))
-        return [torch.cat(list(map(parts.__getitem__, order))) for order in self._send_orders]
+        return [list(map(parts.__getitem__, order)) for order in self._send_orders]
 
     def select_local_rows(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Reduces a state dict to the rows that this rank owns, in place.

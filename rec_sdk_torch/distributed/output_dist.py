@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torchrec.distributed.comm_ops import get_gradient_division
 
-from ..operators.calls import accumulate_rows, ops
+from ..operators.calls import ops, update_rows
 from ..tbe import split_apart
 from .dedup import Segments
 
@@ -14,11 +15,36 @@ from .dedup import Segments
 def _sum_gradients(
     grad: torch.Tensor, segments: Segments, update_arguments: tuple[torch.Tensor | None, ...]
 ) -> torch.Tensor:
-    """Sums the gradients of each received row with the operator `accumulate_rows`; returns float32 `[U, D]`."""
-    rows, dim = segments.rows, segments.dim
-    sums = grad.new_zeros((rows, 2 * dim))
+    """Sums the gradients of each received row, and averages over ranks as TorchRec does; returns float32 `[U, D]`.
+
+    The sums are an update of zeros by SGD with a negative learning rate.
+    """
+    rows, constants = segments.rows, segments.constants
+    dim, ranks = constants.dim, constants.world_size if get_gradient_division() else 1
+    sums = grad.new_zeros((rows, (dim + 3) // 4 * 4))  # records are multiples of 16 bytes
     if rows:
-        accumulate_rows(sums, [grad], torch.arange(rows, dtype=torch.int32, device=grad.device), *update_arguments)
+        exact = ranks & (ranks - 1) == 0  # then a product has the bits of the division
+        counted = torch.tensor([0, rows], dtype=torch.int32, device="cpu").to(grad.device)
+        every = torch.arange(rows, dtype=torch.int32, device=grad.device)
+        *lookups, hot = update_arguments
+        coefficients = constants.coefficients(ranks if exact else 1)
+        update_rows(
+            sums.view(torch.uint8),
+            [grad],
+            every,
+            counted,
+            *lookups,
+            coefficients,
+            "sgd",
+            dim,
+            torch.float32,
+            None,
+            None,
+            [],
+            hot,
+        )
+        if not exact:
+            sums.div_(ranks)
     return sums[:, :dim]
 
 

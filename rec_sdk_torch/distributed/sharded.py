@@ -230,7 +230,7 @@ class ShardedCollection(
         )
         return batch if self._padding_ids is None else self._padding_ids.remove_from(batch)
 
-    def compute(self, ctx: ShardedBatch, dist_input: object) -> list[torch.Tensor]:
+    def compute(self, ctx: ShardedBatch, dist_input: object) -> list[list[torch.Tensor]]:
         """Looks up the rows that ranks requested; if this fails, returns zeros, and a later stage raises the error."""
         training_only = self._deduplication.training_only
         ctx.trains = bool(self.training) and torch.is_grad_enabled()
@@ -240,13 +240,13 @@ class ShardedCollection(
             return self.local_shard.look_up(ctx.values, ctx.offsets, ctx.signals)
         except Exception as error:
             ctx.error = error
-        shapes = [
-            (int(ctx.counts[:, group].sum()), self.tables.configs[group[0]].embedding_dim)
-            for group in self.tables.groups
-        ]
-        return [torch.zeros(shape, dtype=torch.float32, device=self.exchange.device) for shape in shapes]
+        rows = []
+        for group in self.tables.groups:
+            sizes, dim = ctx.counts[:, group].ravel().tolist(), self.tables.configs[group[0]].embedding_dim
+            rows.append([torch.zeros((size, dim), dtype=torch.float32, device=self.exchange.device) for size in sizes])
+        return rows
 
-    def output_dist(self, ctx: ShardedBatch, output: list[torch.Tensor]) -> LazyAwaitable[Any]:
+    def output_dist(self, ctx: ShardedBatch, output: list[list[torch.Tensor]]) -> LazyAwaitable[Any]:
         """Starts to send the looked-up rows, and returns an awaitable of the output."""
         return OutputAwaitable(self, ctx, *ctx.send_rows(output))
 

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
@@ -80,6 +79,7 @@ class ShardedBatch(Multistreamable):
         self._sources: list[KeyedJaggedTensor] = []
         self._prefetched: Prefetched | None = None
         self._raised: Exception | None = None
+        self._sent_along: Callable[[], torch.Tensor] | None = None
         self._check: StatusCheck | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -88,7 +88,7 @@ class ShardedBatch(Multistreamable):
     # ---- ids to their owners
 
     def send_counts(self) -> None:
-        """Starts to send the header and the id counts of this rank to every rank."""
+        """Starts to send the header and the id counts of this rank to every rank, in shared memory also the ids."""
         exchange, timestamped = self.exchange, self._deduplication.timestamped
         exchange.batches += 1
         self.batch = exchange.batches
@@ -96,11 +96,14 @@ class ShardedBatch(Multistreamable):
         table = np.zeros((exchange.world_size, exchange.group_state.width), np.int64)
         table[:, :HEADER] = exchange.number, self.batch, status, self.settings
         first = HEADER + len(timestamped)
+        ids, counts = np.empty(0, np.int64), table[:, :0]
         self._count_columns = slice(first, first + len(self._deduplication.words_per_id))
         if self.unique is not None:
             table[:, HEADER:first] = self.unique.host.latest[timestamped]
-            table[:, self._count_columns] = self.unique.sent_ids.counts
-        self._work, self._table, self._forwarded = exchange.ids_all_to_all.exchange_counts(torch.from_numpy(table))
+            ids, counts = self.unique.sent_ids.ids, self.unique.sent_ids.counts
+            table[:, self._count_columns] = counts
+        sent = torch.from_numpy(table), torch.from_numpy(ids), counts.sum(axis=1).tolist()
+        self._work, self._table, self._forwarded, self._sent_along = exchange.ids_all_to_all.exchange_counts(*sent)
 
     def send_ids(self) -> None:
         """Waits for the headers and id counts of all ranks, compares the headers, and starts to send the ids.
@@ -121,7 +124,12 @@ class ShardedBatch(Multistreamable):
             self._relayed = np.ascontiguousarray(self._forwarded.numpy()[:, :, self._count_columns])
         assert self.unique is not None
         sent_ids, words = self.unique.sent_ids, self._deduplication.words_per_id
-        self.values = self._send_to_owners(sent_ids.ids, np.ones_like(words))
+        if self._sent_along is not None:
+            self.values, self._sent_along = self._sent_along(), None
+            if len(self.values) != self.counts.sum():
+                raise RuntimeError("ranks have sent ids of different batches")
+        else:
+            self.values = self._send_to_owners(sent_ids.ids, np.ones_like(words))
         if self.training and words.any():
             self._signal_words = self._send_to_owners(sent_ids.signal_words, words)
         self._sent = True
@@ -229,11 +237,11 @@ class ShardedBatch(Multistreamable):
         if check is not None and self.exchange.finish_check(check):
             self.exchange.raise_on_all_ranks(self.error)
 
-    def send_rows(self, rows: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[Work]]:
+    def send_rows(self, rows: list[list[torch.Tensor]]) -> tuple[list[torch.Tensor], list[Work]]:
         """Starts to send the looked-up rows to the ranks that requested them.
 
         Args:
-            rows: for each embedding dim, the rows of its tables, float32 `[n, D]`, in the order of `values`.
+            rows: for each embedding dim, the rows of each rank and table, float32 `[n, D]`, in the order of `values`.
 
         Returns:
             (for each dim, the rows of this rank's distinct ids; the works to wait for before these rows are read)
@@ -253,7 +261,7 @@ class ShardedBatch(Multistreamable):
             route = Route(to, of, of, to, relayed=forwarded, grads_relayed=forwarded)
             if self.training and replicas.any:
                 route = replicas.route(route, sent, requested, relayed, group, self.exchange.device)
-            received.append(SendRows.apply(part, self.exchange, self.batch, route, works))
+            received.append(SendRows.apply(self.exchange, self.batch, route, works, *part))
         for groups in self.exchange.hierarchical:
             groups.start_all()
         self._count_batch(self.unique)
@@ -286,38 +294,40 @@ class ShardedBatch(Multistreamable):
 class SendRows(torch.autograd.Function):
     """Autograd function that sends rows to the requesting ranks, and their gradients back to the owners.
 
-    Rows are float32 `[n, D]`. The forward appends a work to `works`; wait for it before reading the result.
+    Rows are float32 `[n, D]`, one tensor for each rank and table. The forward appends a work to `works`; wait for it
+    before reading the result.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, exchange: Exchange, batch: int, route: Route, works: list[Work]
+        ctx: Any, exchange: Exchange, batch: int, route: Route, works: list[Work], *parts: torch.Tensor
     ) -> torch.Tensor:
-        sent = rows.contiguous() if route.sent_rows is None else rows.index_select(0, route.sent_rows)
-        exchange_rows = exchange.rows_all_to_all.from_owners
+        sent = parts if route.sent_rows is None else (torch.cat(parts).index_select(0, route.sent_rows),)
+        exchange_rows = exchange.rows_all_to_all.rows_from_owners
         try:
             work, received = exchange_rows(sent, route.rows_to, route.rows_from, route.relayed)
         except RuntimeError as error:
             raise exchange.lost_rank_error("rows", error) from error
         works.append(work)
-        ctx.exchange, ctx.batch, ctx.route = exchange, batch, route
+        ctx.exchange, ctx.batch, ctx.route, ctx.sizes = exchange, batch, route, list(map(len, parts))
         return received
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        exchange, route = ctx.exchange, ctx.route
-        if get_gradient_division() and exchange.world_size > 1:  # losses are averaged over ranks, as in TorchRec
-            grad = grad / exchange.world_size
+        exchange, route, sizes = ctx.exchange, ctx.route, ctx.sizes
         exchange.stats["grad_bytes"] += (sum(route.grads_to) - route.grads_to[exchange.rank]) * grad.shape[1] * 4
         exchange.record_gradients(ctx.batch, grad.shape[1])
         sent = grad.contiguous() if route.grad_rows is None else grad.index_select(0, route.grad_rows)
-        exchange_gradients = exchange.rows_all_to_all.to_owners
+        exchange_gradients = exchange.rows_all_to_all.gradients_to_owners
         try:
-            work, result = exchange_gradients(sent, route.grads_to, route.grads_from, route.grads_relayed)
-            work.wait()
+            blocks = exchange_gradients(sent, route.grads_to, route.grads_from, route.grads_relayed)
         except RuntimeError as error:
             raise exchange.lost_rank_error("gradients", error) from error
-        return result, None, None, None, None
+        grads: list[torch.Tensor] = []
+        tables = len(sizes) // len(blocks)
+        for first, block in enumerate(blocks):
+            grads += block.split(sizes[tables * first : tables * (first + 1)])
+        return (None, None, None, None, *grads)
 
 
 class StageAwaitable(Awaitable[Any]):

@@ -151,6 +151,7 @@ class TableSharder(BaseEmbeddingSharder[Any]):
             f"collection {module_fqn!r}" if module_fqn else f"the collection of tables {names}", read_settings
         )
         exchange.set_local_size(self._local_size)
+        exchange.connect()
         self._copy_rows(collections[0], module, placements, exchange)
         return self._sharded(collections[0], placements, exchange)
 

@@ -7,6 +7,10 @@ EMBCACHE_SIZE_ON_DEVICE_MEM, default 16GiB
 EMBCACHE_DIRECT_SWAP, default 0
     1: on CUDA, the kernels of a swap access page-locked host memory directly. 0: rows are copied through staging
     buffers on the device. `python -m benchmarks.cuda` measures which is faster.
+
+EMBCACHE_SHARED_MEMORY, default 1
+    1: ranks of one machine exchange host tensors of sharded tables through shared memory, where all ranks of a process
+    group can. 0: they use the process group. If it is 0 on one rank, it is 0 for all.
 """
 
 from __future__ import annotations
@@ -61,6 +65,7 @@ class Settings:
 
     embcache_size_on_device_mem: int
     embcache_direct_swap: bool
+    embcache_shared_memory: bool
 
 
 def read_settings() -> Settings:
@@ -73,4 +78,5 @@ def read_settings() -> Settings:
     return Settings(
         embcache_size_on_device_mem=parse_bytes(os.environ.get(name, "16GiB"), name),
         embcache_direct_swap=parse_switch(os.environ.get("EMBCACHE_DIRECT_SWAP", "0"), "EMBCACHE_DIRECT_SWAP"),
+        embcache_shared_memory=parse_switch(os.environ.get("EMBCACHE_SHARED_MEMORY", "1"), "EMBCACHE_SHARED_MEMORY"),
     )

@@ -70,7 +70,7 @@ class _ShardedTables(ShardedCollection):
     def unsharded_module_type(self) -> type[torch.nn.Module]:
         return self._unsharded
 
-    def compute(self, ctx: ShardedBatch, dist_input: object) -> list[torch.Tensor]:
+    def compute(self, ctx: ShardedBatch, dist_input: object) -> list[list[torch.Tensor]]:
         """Looks up a batch as any sharded collection does; for a training batch, then records the scores."""
         rows = super().compute(ctx, dist_input)
         if ctx.error is None and ctx.trains:
