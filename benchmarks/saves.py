@@ -262,7 +262,8 @@ def background_saves(options: argparse.Namespace) -> Iterator[Row]:
         for share in (*SHARES, None):
             yield delay(training, path, share, options.rounds)
         (path / "steps").mkdir()
-        yield from steps_beside(training, path / "steps", max(1, options.rounds // 2))
+        with no_collection():
+            yield from steps_beside(training, path / "steps", max(1, options.rounds // 2))
 
 
 # ---- with a reader
