@@ -79,6 +79,11 @@ class IdMap {
       const bool old = order >= bound;  // compiles to a selection without a branch
       return (old ? old_buckets : buckets) + IdSeed::place(order, old ? old_count : count);
     }
+    // The same for a map that does not grow.
+    REC_SDK_ALWAYS_INLINE const Bucket* of_whole(uint64_t hash) const {
+      return buckets + IdSeed::place(IdSeed::fold(hash, seed), count);
+    }
+    bool grows() const { return old_buckets != buckets; }
   };
   Homes homes() const {
     const Buckets& old = grows() ? old_ : buckets_;

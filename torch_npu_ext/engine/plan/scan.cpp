@@ -1,37 +1,22 @@
 #include "torch_npu_ext/engine/plan/scan.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "torch_npu_ext/engine/base/parallel.h"
 #include "torch_npu_ext/engine/plan/numbering.h"
+#include "torch_npu_ext/engine/plan/scan_blocks.h"
 #include "torch_npu_ext/engine/plan/scan_directories.h"
 
 namespace rec_sdk {
 namespace {
 
-// Each lookup passes through a pipeline of five stages. 1: its id is hashed and its entry prefetched. 2: the
-// entry is peeked at, and the stamp of its slot prefetched. 3: if the peek did not find the key, the lookup
-// is settled by a full search. 4: its row is numbered. 5: it is counted. The distances between the stages, in
-// lookups, space the processor's cache misses evenly, so that they overlap; in blocks they would queue. Lines
-// are prefetched into L2, and into L1 shortly before their use, because processors appear to drop some
-// prefetches into L2. Without the second prefetch, plans took up to three times as long.
-constexpr int64_t kEntryDistance = 48;  // between hashing and peeking
-constexpr int64_t kSettleDistance = 16, kNumberDistance = 32,
-                  kTallyDistance = 48;  // distances of settling, numbering and counting from peeking
-constexpr int64_t kNearDistance = 6;    // distance of the prefetch into L1 before its use
-constexpr int64_t kRing = 64;           // at least the largest distance; a power of two
 constexpr int64_t kPartLookups = 4096;  // number of lookups that a thread locates as one piece of work
-constexpr int64_t kStampDistance = 48, kTallyLag = kTallyDistance - kNumberDistance;  // for divided tables
+// Distances of prefetches in loops over single lookups, for tables that do not use the pipeline.
+constexpr int64_t kEntryDistance = 48, kSettleDistance = 16, kStampDistance = 48, kNearDistance = 6,
+                  kTallyLag = 16;
 // A table with so few lookups does not use the pipeline, which would mostly fill and drain.
 constexpr int64_t kSmallTable = 16;
-constexpr uint64_t ring(int64_t j) { return static_cast<uint64_t>(j) % kRing; }
-
-// Returns `a` if `first`, else `b`, without a branch. GCC compiles a conditional expression to a branch here,
-// which would often be mispredicted.
-REC_SDK_ALWAYS_INLINE const void* choose(bool first, const void* a, const void* b) {
-  const uintptr_t x = reinterpret_cast<uintptr_t>(a), y = reinterpret_cast<uintptr_t>(b);
-  return reinterpret_cast<const void*>(y ^ ((x ^ y) & (uintptr_t{0} - first)));
-}
 
 // Finds the keys of lookups: kNoSlot for missing rows, whose lookups are listed in `missed`, by index in the
 // batch. Returns the number of listed lookups. `first` is the index of ids[0] in the batch.
@@ -93,7 +78,7 @@ REC_SDK_ALWAYS_INLINE uint32_t share_of(RowKey key, uint64_t shares) {
 
 void Scan::begin(Group* group, const Batch& batch) {
   const size_t lookups = static_cast<size_t>(batch.lookups);
-  local.ensure(lookups);
+  local.ensure(lookups + static_cast<size_t>(kReadBeyond));
   unique.ensure(lookups);
   last_batch_.ensure(lookups);
   misses.ensure(lookups);
@@ -287,7 +272,7 @@ void Scan::resolve_small(Directory* directory, int32_t t, const Batch& batch) {
     const Batch::Piece& piece = batch.pieces[p];
     with_ids(batch, piece, [&](const auto* ids) {
       if (piece.end > piece.begin)
-        directory->reserve(kRing);  // the same steps as in scan_piece(), so that maps grow identically
+        directory->reserve(kReserved);  // the same steps as in scan_piece(), so that maps grow identically
       for (int64_t i = piece.begin; i < piece.end; ++i) {
         if (__builtin_expect(local[i] != kNoSlot, 1)) continue;
         directory->reserve(1);
@@ -417,61 +402,74 @@ void Scan::list_lookups(Share* share) noexcept {
   share->count = count;
 }
 
-// Moves the lookups of a piece through the stages of the pipeline that is described above.
+// Moves the lookups of a piece through the stages that scan_blocks.h describes. The keys of lookups are in
+// local_out until their rows are numbered.
 template <class Directory, class Id>
 void Scan::scan_piece(Directory* directory, const Id* ids, int64_t count, uint32_t* local_out, Share* share) {
   Numbering numbering(stamps_, epoch_, unique.data(), last_batch_.data(), share);
   typename Directory::Place places[kRing] = {};
-  const void* peeked[kRing] = {};  // the addresses that were prefetched at the peek
-  RowKey keys[kRing];
   typename Directory::Places current = directory->places();
+  uint32_t missing[kRing / kBlock] = {};  // as returned by missing_of(), for each block
 
-  const auto prepare = [&](int64_t j) __attribute__((always_inline)) {
-    const typename Directory::Place place = current.of(ids[j]);
-    prefetch(place);
-    places[ring(j)] = place;
+  const auto prepare = [&](int64_t block, auto inside) __attribute__((always_inline)) {
+    const auto prepare_with = [&](const auto& place_of) __attribute__((always_inline)) {
+      for_block<inside>(block, count, [&](int64_t first, int64_t k) __attribute__((always_inline)) {
+        const typename Directory::Place place = place_of(ids[first + k]);
+        prefetch(place);
+        places[ring(first) + k] = place;
+      });
+    };
+    if (__builtin_expect(current.grows(), 0)) return prepare_with([&](int64_t id) { return current.of(id); });
+    prepare_with([&](int64_t id) { return current.of_whole(id); });
   };
-  const auto peek = [&](int64_t j) __attribute__((always_inline)) {
-    const typename Directory::Place place = places[ring(j)];
-    const RowKey key = Directory::peek(ids[j], place);
-    keys[ring(j)] = key;
-    peeked[ring(j)] = choose(key == kNoSlot, Directory::beyond(place), numbering.stamp(key));
-    prefetch(peeked[ring(j)]);
-    prefetch_near(places[ring(j + kNearDistance)]);
-    if (j + kEntryDistance < count) prepare(j + kEntryDistance);
+  const auto peek = [&](int64_t block, auto inside) __attribute__((always_inline)) {
+    for_block<inside>(block, count, [&](int64_t first, int64_t k) __attribute__((always_inline)) {
+      const RowKey key = Directory::peek(ids[first + k], places[ring(first) + k]);
+      local_out[first + k] = key;
+      prefetch(numbering.stamp(key + 1));  // the same line in most cases, and the first one for kNoSlot
+      prefetch_near(places[ring(first + kBlock) + k]);
+    });
   };
-  const auto settle = [&](int64_t j) __attribute__((always_inline)) {
-    if (ring(j) == 0 && directory->reserve(kRing)) {
+  // Few blocks of a batch of known ids have two lookups whose keys were not found. There is no branch on the
+  // first one, because it would often be mispredicted.
+  const auto prefetch_beyond = [&](int64_t block, auto inside) __attribute__((always_inline)) {
+    const uint32_t lookups = missing_of<inside>(local_out, block, count);
+    const auto* const of_block = &places[ring(block * kBlock)];
+    missing[ring(block * kBlock) / kBlock] = lookups;
+    if (!inside && lookups == 0) return;
+    prefetch(Directory::beyond(of_block[first_of(lookups)], lookups != 0));
+    for_each_bit(lookups & (lookups - 1), [&](int64_t k) { prefetch(Directory::beyond(of_block[k])); });
+  };
+  const auto settle = [&](int64_t block, auto inside) __attribute__((always_inline)) {
+    const int64_t first = block * kBlock;
+    if ((inside || (block >= 0 && first < count)) && first % kReserved == 0 &&
+        directory->reserve(kReserved)) {
       current = directory->places();
-      const int64_t next_peek = j + kSettleDistance + 1;
-      for (int64_t k = next_peek; k < std::min(count, next_peek + kEntryDistance); ++k) prepare(k);
+      for (int64_t b = block + kSettle - kPeek + 1; b <= block + kSettle; ++b) prepare(b, std::false_type());
     }
-    prefetch_near(peeked[ring(j + kNearDistance)]);
-    RowKey& key = keys[ring(j)];
-    if (__builtin_expect(key != kNoSlot, 1)) return;
-    key = directory->key(ids[j]);
-    prefetch_near(numbering.stamp(key));
+    for_each_bit(missing[ring(first) / kBlock],
+                 [&](int64_t k) { local_out[first + k] = directory->key(ids[first + k]); });
+    for_block<inside>(block, count, [&](int64_t, int64_t k) __attribute__((always_inline)) {
+      prefetch_near(numbering.stamp(local_out[first + k]));
+    });
   };
-  const auto number = [&](int64_t j)
-                          __attribute__((always_inline)) { local_out[j] = numbering.number(keys[ring(j)]); };
-  const auto tally = [&](int64_t j) __attribute__((always_inline)) { numbering.tally(local_out[j]); };
-  const auto step_at_edge = [&](int64_t j) __attribute__((always_inline)) {
-    if (j < count) peek(j);
-    if (j >= kSettleDistance && j - kSettleDistance < count) settle(j - kSettleDistance);
-    if (j >= kNumberDistance && j - kNumberDistance < count) number(j - kNumberDistance);
-    if (j >= kTallyDistance && j - kTallyDistance < count) tally(j - kTallyDistance);
+  const auto step = [&](int64_t b, auto inside) __attribute__((always_inline)) {
+    prepare(b, inside);
+    peek(b - kPeek, inside);
+    prefetch_beyond(b - kBeyond, inside);
+    settle(b - kSettle, inside);
+    for_block<inside>(b - kNumber, count, [&](int64_t first, int64_t k) __attribute__((always_inline)) {
+      local_out[first + k] = numbering.number(local_out[first + k]);
+    });
+    for_block<inside>(b - kTally, count, [&](int64_t first, int64_t k) __attribute__((always_inline)) {
+      numbering.tally(local_out[first + k]);
+    });
   };
 
-  for (int64_t k = 0; k < std::min(count, kEntryDistance); ++k) prepare(k);
-  int64_t j = 0;
-  for (; j < std::min(count, kTallyDistance); ++j) step_at_edge(j);
-  for (; j < count; ++j) {
-    peek(j);
-    settle(j - kSettleDistance);
-    number(j - kNumberDistance);
-    tally(j - kTallyDistance);
+  const int64_t whole = count / kBlock, blocks = (count + kBlock - 1) / kBlock;
+  for (int64_t b = 0; b < blocks + kTally; ++b) {
+    b >= kTally&& b < whole ? step(b, std::true_type()) : step(b, std::false_type());
   }
-  for (; j < count + kTallyDistance; ++j) step_at_edge(j);
 }
 
 // Undoes added ids and assigned keys in reverse order. Erasing moves entries, so each is searched again.

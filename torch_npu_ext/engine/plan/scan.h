@@ -16,6 +16,9 @@ namespace rec_sdk {
 // repeated ids.
 using RowKey = uint32_t;
 
+// The last pass prefetches for the lookup that is this far ahead, and reads its row even behind the last one.
+constexpr int64_t kReadBeyond = 32;
+
 constexpr uint32_t kKnownRow = uint32_t{1} << 31;  // flag of a listed lookup: its id has a row but no slot
 
 struct UniqueRow {
@@ -81,7 +84,8 @@ class Scan {
   size_t piece_begin(int32_t t) const { return tables_[t].first_piece; }
   size_t piece_end(int32_t t) const { return tables_[t].end_piece; }
 
-  HugeArray<uint32_t> local;    // [N] the index in `unique` of each lookup's row; for divided tables its key
+  HugeArray<uint32_t>
+      local;  // [N + kReadBeyond] the index in `unique` of each lookup's row; for divided tables its key
   HugeArray<UniqueRow> unique;  // ordered by share, then by first occurrence
   HugeArray<Miss> misses;
 
@@ -140,7 +144,7 @@ class Scan {
   uint32_t epoch_ = 0;
   HugeArray<uint32_t> last_batch_;  // [N] for each unique row, the previous batch that used its slot
   HugeArray<uint32_t> lists_;       // the lists of lookups of the shares of divided tables
-  HugeArray<uint32_t> list_rows_;   // [N] the rows of these lookups
+  HugeArray<uint32_t> list_rows_;   // [N + kReadBeyond] the rows of these lookups
   HugeArray<uint32_t> missed_;      // [N] for each part, its lookups of missing rows, with the flag kKnownRow
   std::vector<TableScan> tables_;
   std::vector<Share> shares_;

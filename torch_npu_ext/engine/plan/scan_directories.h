@@ -44,10 +44,11 @@ class MissList {
 };
 
 // Both directories have the same interface. places().of(id) returns the location where the search for an id
-// begins; it is valid until reserve() returns true. peek() examines only that location: it returns the key of
-// the row, or kNoSlot if the key is not there. After kNoSlot, key() and find() read the address
-// beyond(location) next. key() returns the key of the row, and assigns one to a missing row; `added` is set
-// to whether the id is new. find() returns kNoSlot for a missing row and changes nothing; `known` is set to
+// begins; it is valid until reserve() returns true. of_whole() requires !grows() and is faster. peek()
+// examines only that location: it returns the key of the row, or kNoSlot if the key is not there. After
+// kNoSlot, key() and find() read the address beyond(location) next; with `missing` false, that is the
+// location itself. key() returns the key of the row, and assigns one to a missing row; `added` is set to
+// whether the id is new. find() returns kNoSlot for a missing row and changes nothing; `known` is set to
 // whether the table has the id.
 class HashDirectory {
  public:
@@ -55,6 +56,8 @@ class HashDirectory {
   struct Places {
     IdMap::Homes homes;
     REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return homes.of(IdMap::hash(id)); }
+    REC_SDK_ALWAYS_INLINE Place of_whole(int64_t id) const { return homes.of_whole(IdMap::hash(id)); }
+    bool grows() const { return homes.grows(); }
   };
 
   HashDirectory(Table* table, MissList misses) : table_(table), misses_(misses) {}
@@ -63,7 +66,7 @@ class HashDirectory {
   bool reserve(int64_t extra) { return table_->reserve_ids(extra); }
 
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t id, Place home) { return IdMap::slot_at(*home, id); }
-  static REC_SDK_ALWAYS_INLINE const void* beyond(Place home) { return home + 1; }
+  static REC_SDK_ALWAYS_INLINE const void* beyond(Place home, bool missing = true) { return home + missing; }
 
   REC_SDK_ALWAYS_INLINE RowKey find(int64_t id, bool* known) const {
     const IdMap::Entry entry = table_->map().find(id, IdMap::hash(id));
@@ -99,6 +102,8 @@ class IndexDirectory {
       return static_cast<uint64_t>(id) < rows ? static_cast<uint64_t>(id) : 0;
     }
     REC_SDK_ALWAYS_INLINE Place of(int64_t id) const { return row_slots + row_of(id); }
+    REC_SDK_ALWAYS_INLINE Place of_whole(int64_t id) const { return of(id); }
+    static constexpr bool grows() { return false; }
   };
 
   IndexDirectory(Table* table, MissList misses)
@@ -108,7 +113,7 @@ class IndexDirectory {
   bool reserve(int64_t) { return false; }
 
   static REC_SDK_ALWAYS_INLINE RowKey peek(int64_t, Place place) { return ~*place; }
-  static REC_SDK_ALWAYS_INLINE const void* beyond(Place place) { return place; }
+  static REC_SDK_ALWAYS_INLINE const void* beyond(Place place, bool = true) { return place; }
 
   RowKey find(int64_t,
               bool* known)

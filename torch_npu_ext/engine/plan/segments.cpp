@@ -7,7 +7,7 @@
 namespace rec_sdk {
 namespace {
 
-constexpr int64_t kPrefetchDistance = 32;
+constexpr int64_t kPrefetchDistance = kReadBeyond;
 
 // A function from the keys of a table's rows to their slots.
 class Slots {
@@ -30,20 +30,33 @@ class Slots {
 // slot and the first position of the row's segment.
 void number_segments(const Group& group, const Share& share, const Slots& slots, Scan* scan,
                      PlanBuffers* plan) {
+  UniqueRow* const unique = scan->unique.data();
   int64_t u = plan->table_offsets[share.table] + share.uniques_before;
   uint32_t position = static_cast<uint32_t>(share.position);
-  for (int64_t r = share.first; r < share.end(); ++r) {
-    UniqueRow& row = scan->unique[r];
-    if (r == share.default_row) {
-      row.count = static_cast<uint32_t>(share.default_position);
-      continue;
+  if (scan->missing(share.table).size() > 0) {
+    for (int64_t r = share.first; r < share.end(); ++r) unique[r].key = slots.of(unique[r].key);
+  }
+  const auto number = [&](int64_t begin, int64_t end) {
+    UniqueRow* const rows = unique + begin;
+    int32_t* const unique_slots = plan->unique_slots + u;
+    int32_t* const segment_offsets = plan->segment_offsets + u;
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < end - begin; ++r) {
+      const uint32_t count = rows[r].count;
+      rows[r].count = position;
+      unique_slots[r] = static_cast<int32_t>(rows[r].key);
+      segment_offsets[r] = static_cast<int32_t>(position);
+      record_hot_segment(plan->hot_segments, u + r, position, count);
+      position += count;
     }
-    const uint32_t count = row.count;
-    row = {slots.of(row.key), position};
-    plan->unique_slots[u] = static_cast<int32_t>(row.key);
-    record_hot_segment(plan->hot_segments, u, position, count);
-    plan->segment_offsets[u++] = static_cast<int32_t>(position);
-    position += count;
+    u += end - begin;
+  };
+  if (share.default_row < 0) {
+    number(share.first, share.end());
+  } else {
+    number(share.first, share.default_row);
+    unique[share.default_row].count = static_cast<uint32_t>(share.default_position);
+    number(share.default_row + 1, share.end());
   }
   if (plan->unique_ids == nullptr) return;
   for (int64_t v = plan->table_offsets[share.table] + share.uniques_before; v < u; ++v) {
@@ -53,12 +66,14 @@ void number_segments(const Group& group, const Share& share, const Slots& slots,
 }
 
 // Access to the lookups of a share, in order: AllLookups for all lookups of a table, ListedLookups for a
-// list.
+// list. end_before() returns the end of the share's lookups from `next` on whose index in the batch is below
+// `limit`, the end of a piece or a bag.
 struct AllLookups {
   static constexpr bool kAll = true;
   int64_t first, count;
   const uint32_t* local;
   REC_SDK_ALWAYS_INLINE int64_t lookup(int64_t i) const { return first + i; }
+  REC_SDK_ALWAYS_INLINE int64_t end_before(int64_t, int64_t limit) const { return limit - first; }
   REC_SDK_ALWAYS_INLINE uint32_t row(int64_t i) const { return local[first + i]; }
 };
 struct ListedLookups {
@@ -67,6 +82,10 @@ struct ListedLookups {
   const uint32_t* lookups;
   const uint32_t* rows;
   REC_SDK_ALWAYS_INLINE int64_t lookup(int64_t i) const { return lookups[i]; }
+  REC_SDK_ALWAYS_INLINE int64_t end_before(int64_t next, int64_t limit) const {
+    while (next < count && lookups[next] < limit) ++next;
+    return next;
+  }
   REC_SDK_ALWAYS_INLINE uint32_t row(int64_t i) const { return rows[i]; }
 };
 
@@ -74,7 +93,7 @@ struct ListedLookups {
 template <class Lookups>
 REC_SDK_ALWAYS_INLINE uint32_t next_position(const Lookups& lookups, int64_t i, UniqueRow* unique,
                                              PlanBuffers* plan) {
-  if (i + kPrefetchDistance < lookups.count) prefetch(&unique[lookups.row(i + kPrefetchDistance)]);
+  prefetch(&unique[lookups.row(i + kPrefetchDistance)]);
   UniqueRow& row = unique[lookups.row(i)];
   if (Lookups::kAll) plan->slots[lookups.lookup(i)] = static_cast<int32_t>(row.key);
   return row.count++;
@@ -85,13 +104,14 @@ REC_SDK_ALWAYS_INLINE uint32_t next_position(const Lookups& lookups, int64_t i, 
 template <bool kSources, class Lookups>
 void fill_sequence(const Batch::Piece& piece, int64_t first, const Lookups& lookups, int64_t* i,
                    UniqueRow* unique, PlanBuffers* plan) {
-  int64_t next = *i;
-  for (; next < lookups.count && lookups.lookup(next) < piece.end; ++next) {
+  const int64_t end = lookups.end_before(*i, piece.end);
+#pragma GCC unroll 8
+  for (int64_t next = *i; next < end; ++next) {
     const uint32_t position = next_position(lookups, next, unique, plan);
     plan->grad_row[position] = static_cast<int32_t>(lookups.lookup(next) - first);
     if (kSources) plan->grad_source[position] = static_cast<int32_t>(piece.feature);
   }
-  *i = next;
+  *i = end;
 }
 
 // Fills the arrays of lookups for one piece of a pooled feature. *i is the next lookup of the share, and is
@@ -106,7 +126,7 @@ void fill_pooled(const Batch::Piece& piece, const Feature& feature, const Lookup
     const int64_t end = plan->offsets[piece.first_bag + b + 1];
     const int32_t sample = static_cast<int32_t>(piece.first_sample + b);
     const float scale = feature.mean && end > begin ? 1.0f / static_cast<float>(end - begin) : 1.0f;
-    for (; next < lookups.count && lookups.lookup(next) < end; ++next) {
+    for (const int64_t end_of_bag = lookups.end_before(next, end); next < end_of_bag; ++next) {
       const uint32_t position = next_position(lookups, next, unique, plan);
       plan->grad_row[position] = sample;
       plan->grad_column[position] = column;
