@@ -81,10 +81,10 @@ class TableOwner:
             yield ids[self.owned(config.name, ids)]
 
     def count(self, view: TableView) -> int:
-        """Returns the number of rows of a table that this rank owns."""
+        """Returns the number of rows of a table that this rank owns. The caller must hold `exclusive()`."""
         config = self.configs[view.config.name]
         if config.hashed == view.config.hashed:
-            return view.count()
+            return view.row_count()
         return sum(len(ids) for ids in self.ids(view))
 
 

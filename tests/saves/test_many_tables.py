@@ -152,7 +152,7 @@ def test_no_list_is_searched_for_each_table(tmp_path: Path) -> None:
     assert walks[0] == walks[1] > 0
 
 
-MOST_CALLS = {"save": 480, "load": 840}
+MOST_CALLS = {"save": 430, "load": 750}
 """The largest number of calls of Python and C for a table with Adagrad that tracks changes."""
 
 

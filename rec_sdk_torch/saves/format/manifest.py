@@ -22,7 +22,7 @@ from .errors import CheckpointError
 from .files import read_regular_file
 from .quantized import BITS
 from .schema import InRange, Matches, OneOf, ScalarOrList, decode
-from .tensors import Pack
+from .tensors import Pack, TensorReader
 
 MANIFEST = "manifest.json"
 FORMAT = "rec_sdk_torch checkpoint"
@@ -327,6 +327,11 @@ class Manifest:
         return {}
 
     @cached_property
+    def pack_readers(self) -> dict[tuple[str, int | None], TensorReader]:
+        """The readers of files in packs, by the file's location."""
+        return {}
+
+    @cached_property
     def by_module(self) -> dict[tuple[str, str], SavedTable]:
         """The first table with each module path and name."""
         return {(table.module, table.name): table for table in reversed(self.tables)}
@@ -340,17 +345,21 @@ class Manifest:
         return dict(found)
 
     @cached_property
-    def _files_in_reading_order(self) -> dict[str, list[SavedFile]]:
-        """The files of each table, in the order in which they are read."""
-        order = {role: position for position, role in enumerate(ROLES)}
-        found: dict[str, list[SavedFile]] = defaultdict(list)
-        for file in sorted(self.files, key=lambda f: (f.layer, order.get(f.role, len(order)), f.rank, f.path)):
-            found[file.table].append(file)
+    def _files_in_reading_order(self) -> dict[tuple[str, str], list[SavedFile]]:
+        """The files of each table and role, in the order in which they are read."""
+        found: dict[tuple[str, str], list[SavedFile]] = defaultdict(list)
+        for file in sorted(self.files, key=lambda file: (file.layer, file.rank, file.path)):
+            found[file.table, file.role].append(file)
         return dict(found)
 
     def files_of(self, key: str, role: str, *more: str) -> list[SavedFile]:
         """Returns the files of a table that have one of the roles, in the order in which they are read."""
-        return [file for file in self._files_in_reading_order.get(key, ()) if file.role in (role, *more)]
+        found = self._files_in_reading_order.get((key, role), [])
+        if more:
+            roles = (role, *more)
+            found = [file for each in roles for file in self._files_in_reading_order.get((key, each), ())]
+            found.sort(key=lambda file: (file.layer, ROLES.index(file.role), file.rank, file.path))
+        return found
 
     def to_bytes(self) -> bytes:
         """Returns the content of the manifest file, with its checksum."""

@@ -133,7 +133,12 @@ def _dataclass_decoder(cls: Any) -> Decoder:
     annotations = typing.get_type_hints(cls, include_extras=True)
     unset = dataclasses.MISSING
     fields = [
-        (each.name, _decoder(annotations[each.name]), each.default is unset and each.default_factory is unset)
+        (
+            each.name,
+            *_valid_scalars(annotations[each.name]),
+            _decoder(annotations[each.name]),
+            each.default is unset and each.default_factory is unset,
+        )
         for each in dataclasses.fields(cls)
     ]
 
@@ -142,9 +147,12 @@ def _dataclass_decoder(cls: Any) -> Decoder:
             raise _expected(value, _NAMES[dict])
         decoded, name = {}, ""
         try:
-            for name, decode_field, required in fields:
+            for name, valid_type, least, most, decode_field, required in fields:
                 if name in value:
-                    decoded[name] = decode_field(value[name])
+                    item = value[name]
+                    kind = type(item)
+                    is_valid = kind is valid_type or (kind is int and least <= item <= most)
+                    decoded[name] = item if is_valid else decode_field(item)
                 elif required:
                     break
             else:
@@ -154,6 +162,20 @@ def _dataclass_decoder(cls: Any) -> Decoder:
         raise _DecodeError(f"has no {name!r}")
 
     return decode
+
+
+def _valid_scalars(annotation: Any) -> tuple[type | None, int, int]:
+    """Returns which scalars are valid for an annotation without a call of its decoder; a manifest has many scalars.
+
+    Returns:
+        The type of valid scalars, or None; and the smallest and the largest valid int (1 and 0 if there are none).
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return _valid_scalars(arguments[0])
+    if origin is typing.Annotated and arguments[0] is int and len(arguments) == 2 and isinstance(arguments[1], InRange):
+        return None, arguments[1].minimum, arguments[1].maximum
+    return (annotation if annotation in (int, float, str, bool) else None), 1, 0
 
 
 @functools.cache
@@ -172,7 +194,7 @@ def _decoder(annotation: Any) -> Decoder:
     if origin is list:
         return _list_decoder(_decoder(arguments[0]))
     if origin is dict:
-        return _dict_decoder(_decoder(arguments[0]), _decoder(arguments[1]))
+        return _dict_decoder(arguments[0], arguments[1])
 
     def scalar(value: Any) -> Any:
         if type(value) is not annotation:  # types are compared exactly, because isinstance would accept True as an int
@@ -210,7 +232,11 @@ def _list_decoder(inner: Decoder) -> Decoder:
     return decode
 
 
-def _dict_decoder(decode_key: Decoder, inner: Decoder) -> Decoder:
+def _dict_decoder(key_annotation: Any, annotation: Any) -> Decoder:
+    decode_key, inner = _decoder(key_annotation), _decoder(annotation)
+    key_type, _, _ = _valid_scalars(key_annotation)
+    valid_type, least, most = _valid_scalars(annotation)
+
     def decode(value: Any) -> Any:
         if type(value) is not dict:
             raise _expected(value, _NAMES[dict])
@@ -218,9 +244,11 @@ def _dict_decoder(decode_key: Decoder, inner: Decoder) -> Decoder:
         try:
             for key, each in value.items():
                 form, position = "a key of {}", key
-                name = decode_key(key)
+                name = key if type(key) is key_type else decode_key(key)
                 form = "{}[{!r}]"
-                decoded[name] = inner(each)
+                kind = type(each)
+                is_valid = kind is valid_type or (kind is int and least <= each <= most)
+                decoded[name] = each if is_valid else inner(each)
         except _DecodeError as error:
             raise error.inside(form, position) from None
         return decoded

@@ -94,6 +94,7 @@ crc32 = _engine.crc32 if _engine.has_carryless_multiplication() else zlib.crc32
 """Returns the CRC-32 of bytes; with a second argument it continues from that value."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = json.encoder.encode_basestring_ascii
 _decode_from = json.JSONDecoder().raw_decode
 _METADATA = '{"__metadata__":{'
 
@@ -132,8 +133,10 @@ class TensorLayout:
             begin: offset of the file in its pack; 0 for a file that is not in a pack.
         """
         fields = self._fields
-        text = f'{{"__metadata__":{_encode(metadata)}{"," if self.specs else ""}{fields[1:]}' if metadata else fields
-        encoded = text.encode()
+        if metadata:  # strings are encoded one by one: for a dict, json creates an encoder at each call
+            pairs = ",".join([f"{_quoted(name)}:{_quoted(value)}" for name, value in metadata.items()])
+            fields = f'{{"__metadata__":{{{pairs}}}{"," if self.specs else ""}{fields[1:]}'
+        encoded = fields.encode()
         encoded += b" " * (-(begin + 8 + len(encoded)) % _ALIGNMENT)
         start = 8 + len(encoded)
         return len(encoded).to_bytes(8, "little") + encoded, {
@@ -192,8 +195,12 @@ class TensorWriter:
             raise ValueError(f"{self._out.path}: {rows.numel()} elements of {rows.dtype} do not fit the rest of {spec}")
         rest = _as_numpy(rows if rows.device.type == "cpu" and not rows.requires_grad else rows.detach().cpu())
         if self._small_file is not None:
-            _copy_into(self._small_file, self._starts[name] + written, rest)
-            self._written[name] += rest.nbytes
+            begin = self._starts[name] + written
+            end = _copy_into(self._small_file, begin, rest)
+            self._sums[name] = crc32(
+                self._small_file[begin:end].data, self._sums[name]
+            )  # the rows are in the core's cache
+            self._written[name] = written + end - begin
             return
         while len(rest):
             buffer, filled = (
@@ -230,11 +237,9 @@ class TensorWriter:
                 raise ValueError(
                     f"{self._out.path}: {self._written[name]} of {spec.bytes} bytes of {name} were written"
                 )
-            if self._small_file is not None:
-                self._add(name, self._small_file[self._starts[name] :][: spec.bytes].data)
         if self._small_file is None:
             self._out.drain()
-        return dict(self._sums)
+        return self._sums
 
 
 def _copy_into(buffer: Bytes, begin: int, rows: np.ndarray) -> int:
@@ -295,22 +300,6 @@ def _parse_tensors(text: str) -> _TensorEntries:
     return _TensorEntries(specs, offsets, last, last_end)
 
 
-@dataclass(eq=False)
-class _Header:
-    """A parsed header.
-
-    Attributes:
-        raw: bytes of the header, including the length before it.
-        specs, starts, metadata, validated_for: as in `TensorReader`.
-    """
-
-    raw: bytes
-    specs: dict[str, TensorSpec]
-    starts: dict[str, int]
-    metadata: dict[str, str]
-    validated_for: object = None
-
-
 class Pack:
     """A pack file, open for reading until this object is deleted.
 
@@ -319,7 +308,6 @@ class Pack:
         fd: file descriptor of the pack.
         bytes: size of the pack.
         buffer: memory into which a file in the pack is read to verify it.
-        headers: parsed headers of files in the pack, by offset.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -332,7 +320,6 @@ class Pack:
         self.path = path
         self.fd = open_save_file(path, folder)
         self.bytes = os.fstat(self.fd).st_size
-        self.headers: dict[int, _Header] = {}
         self.buffer = bytearray(_CHUNK_BYTES)
 
     def __del__(self) -> None:
@@ -349,6 +336,7 @@ class TensorReader:
         starts: offset of each tensor in the file, or in the pack.
         bytes: size of the file, or of the range in the pack.
         metadata: strings in the header besides the tensor entries.
+        validated_for: the manifest entry that the tensors were checked against, or None.
     """
 
     def __init__(
@@ -372,27 +360,12 @@ class TensorReader:
             self._begin, self.bytes = (0, os.fstat(self._fd).st_size) if pack is None else within
             if pack is not None and sum(within) > pack.bytes:
                 raise CheckpointError(f"{path}: damaged, it ends at byte {pack.bytes}")
-            headers = pack.headers if pack is not None else {}
-            header = headers[self._begin] if self._begin in headers else self._parse(self._read_header())
-            headers[self._begin] = self._parsed_header = header
+            self._header = self._read_header()
+            self.specs, self.starts, self.metadata = self._parse(self._header)
         except BaseException:
             self.close()
             raise
-        self._header, self.specs, self.starts, self.metadata = (
-            header.raw,
-            header.specs,
-            header.starts,
-            header.metadata,
-        )
-
-    @property
-    def validated_for(self) -> object:
-        """The manifest entry that the tensors were checked against, or None. A pack keeps it for each of its files."""
-        return self._parsed_header.validated_for
-
-    @validated_for.setter
-    def validated_for(self, entry: object) -> None:
-        self._parsed_header.validated_for = entry
+        self.validated_for: object = None
 
     def _read_header(self) -> bytes:
         raw = os.pread(self._fd, min(_FIRST_BYTES, self.bytes), self._begin)
@@ -401,7 +374,7 @@ class TensorReader:
             raise CheckpointError(f"{self.path}: damaged, its header claims {length} of {self.bytes} bytes")
         return raw[: 8 + length] if 8 + length <= len(raw) else os.pread(self._fd, 8 + length, self._begin)
 
-    def _parse(self, raw: bytes) -> _Header:
+    def _parse(self, raw: bytes) -> tuple[dict[str, TensorSpec], dict[str, int], dict[str, str]]:
         begin = len(raw)
         try:
             metadata, text = _split_header(raw[8:].decode())
@@ -412,7 +385,7 @@ class TensorReader:
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: damaged, its header is wrong: {error}") from error
         starts = {name: self._begin + begin + offset for name, offset in tensors.offsets.items()}
-        return _Header(raw, tensors.specs, starts, metadata)
+        return tensors.specs, starts, metadata
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Reads rows [begin, end) of a tensor to host memory.
@@ -491,8 +464,9 @@ class TensorReader:
             )
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0 and self._pack is None:
+        """Closes the file; a reader of a range of a pack can still be used afterwards."""
+        if self._pack is None and self._fd >= 0:
+            fd, self._fd = self._fd, -1
             os.close(fd)
 
     def __enter__(self) -> TensorReader:

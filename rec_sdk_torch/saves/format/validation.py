@@ -128,27 +128,22 @@ def check_tensors(reader: TensorReader, manifest: Manifest, file: SavedFile) -> 
             raise CheckpointError(f"{reader.path}: {name} is {spec.dtype} {spec.shape}, expected {kinds} {shape}")
 
 
-Packs: TypeAlias = dict[str, Pack]
-"""Open packs of a save by path."""
-
-
-def open_unchecked(folder: Path, file: SavedFile, packs: Packs) -> TensorReader:
-    """Opens a file of the save in `folder` without checking its tensors.
-
-    Args:
-        folder: folder of the save.
-        file: entry of the manifest.
-        packs: open packs by path; if the file is in a pack, this pack is added.
+def open_unchecked(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader:
+    """Opens a file of the save in `folder` without checking its tensors; a file in a pack is opened once.
 
     Raises:
         CheckpointError: the file is missing, or is not a file of tensors.
     """
     if file.offset is None:
         return TensorReader(folder / file.path, folder)
-    pack = packs.get(file.path)
-    if pack is None:
-        pack = packs[file.path] = Pack(folder / file.path, folder)
-    return TensorReader(pack.path, folder, pack, (file.offset, file.bytes))
+    reader = manifest.pack_readers.get(file.location)
+    if reader is None:
+        pack = manifest.packs.get(file.path)
+        if pack is None:
+            pack = manifest.packs[file.path] = Pack(folder / file.path, folder)
+        reader = TensorReader(pack.path, folder, pack, (file.offset, file.bytes))
+        manifest.pack_readers[file.location] = reader
+    return reader
 
 
 def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader:
@@ -157,9 +152,9 @@ def open_file(folder: Path, manifest: Manifest, file: SavedFile) -> TensorReader
     Raises:
         CheckpointError: the file is missing, or lacks tensors that its role requires.
     """
-    reader = open_unchecked(folder, file, manifest.packs)
+    reader = open_unchecked(folder, manifest, file)
     try:
-        if reader.validated_for is not file:  # the file was not checked before; a pack keeps this for its files
+        if reader.validated_for is not file:
             check_tensors(reader, manifest, file)
             reader.validated_for = file
     except BaseException:

@@ -93,7 +93,7 @@ def verify_files(chain: Chain, rank: int = 0, world_size: int = 1) -> None:
     """
     all_files = [(folder, manifest, file) for folder, manifest in chain for file in manifest.files]
     for folder, manifest, file in all_files[rank::world_size]:
-        with open_unchecked(folder, file, manifest.packs) as reader:
+        with open_unchecked(folder, manifest, file) as reader:
             reader.verify(file.bytes, file.checksums)
             wrong = [name for name, spec in reader.specs.items() if spec.shape[0] != file.rows]
             if wrong:

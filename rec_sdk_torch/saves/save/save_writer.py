@@ -183,7 +183,7 @@ class ModelSnapshot:
         result: manifest entries of this rank so far.
     """
 
-    tables: list[TableSnapshot]
+    tables: deque[TableSnapshot]
     groups: list[list[Group]]
     draft: Manifest
     copy_on_write: CopyOnWriteBuffer
@@ -207,7 +207,12 @@ def take_snapshot(
     out = RankFiles(Path(identity.folder), rank, identity.id, draft.has_many_tables)
     groups = [list(owner.embedding.groups) for owner in owners]
     snapshot = ModelSnapshot(
-        [], groups, draft, CopyOnWriteBuffer(Path(identity.folder), COPY_ON_WRITE_BYTES), out, RankResult(out.written)
+        deque(),
+        groups,
+        draft,
+        CopyOnWriteBuffer(Path(identity.folder), COPY_ON_WRITE_BYTES),
+        out,
+        RankResult(out.written),
     )
     of_draft = {table.key: table for table in draft.tables}
     try:
@@ -305,7 +310,8 @@ def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
     out = snapshot.out
     for table in snapshot.tables:
         _take_cached(table)
-    for table in snapshot.tables:
+    while snapshot.tables:
+        table = snapshot.tables[0]
         if table.removed is not None:
             out.write_removed(table.key, 0, table.removed)
         out.write_rows(table.key, 0, table.specs, table.count, _row_chunks(table))
@@ -313,6 +319,7 @@ def write_snapshot(snapshot: ModelSnapshot) -> RankResult:
         while table.other_files:  # removed one by one, so that the memory of each is freed once it is written
             role, specs, count, chunks = table.other_files.popleft()
             out.write_role_file(role, table.key, specs, count, chunks)
+        snapshot.tables.popleft()
     out.finish()
     return snapshot.result
 
@@ -358,7 +365,7 @@ def complete_manifest(draft: Manifest, results: Sequence[RankResult]) -> Manifes
         evicted_before = [each.evicted_before.get(table.key, 0) for each in results]
         if not any(evicted_before):
             evicted_before = []
-        tables.append(replace(table, rows=rows, clocks=clocks, evicted_before=evicted_before))
+        tables.append(SavedTable(**{**vars(table), "rows": rows, "clocks": clocks, "evicted_before": evicted_before}))
     files = [file for each in results for file in each.files]
     return replace(draft, tables=tables, files=files, world_size=len(results))
 

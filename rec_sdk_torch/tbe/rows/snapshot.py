@@ -164,6 +164,7 @@ class Snapshot:
             self.count = group.engine.saves.open_snapshot(table, ids)
         else:
             self.count = group.engine.saves.open_snapshot_since(table, since)
+        self._untaken = self.count
         group.snapshots[table] = self
 
     def close(self) -> None:
@@ -245,7 +246,7 @@ class Snapshot:
             yield from self._buffer.take_memory(self._copies)
             with self._locks.launch:
                 self._check()
-                if self._replaced or not self._group.engine.saves.snapshot_pending(self._table):
+                if self._replaced or self._untaken == 0:
                     break
                 taken, cursor = self._take_from(cursor)
                 rows = self._read(taken)
@@ -290,6 +291,7 @@ class Snapshot:
 
     def _read(self, taken: RawRows) -> SnapshotRows:
         ids, slots, records, columns = taken
+        self._untaken -= len(ids)
         resident = np.flatnonzero(slots >= 0)
         if len(resident) == len(ids):
             records = self._group.gather(slots).numpy()

@@ -46,6 +46,11 @@ class SaveView(LifecycleView):
         """Returns the number of rows (at least 1) in a chunk of at most `most` bytes; 0 bytes mean `CHUNK_BYTES`."""
         return max(1, (most or CHUNK_BYTES) // self.locate()[0].layout.bytes)
 
+    def row_count(self) -> int:
+        """Returns the number of rows, like `TableView.count`."""
+        group, table = self.locate()
+        return group.engine.tables.row_count(table)
+
     def id_chunks(self) -> Iterator[Int64Array]:
         """Yields the ids of all rows in chunks, in no order."""
         rows = self.chunk_rows(READ_BYTES)
