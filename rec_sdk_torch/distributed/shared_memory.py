@@ -9,6 +9,7 @@ rank ends or is killed, and its end closes its sockets, which the other ranks no
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import mmap
 import os
@@ -125,9 +126,10 @@ class Channel:
 
     def after_fork(self, parent: int) -> None:
         """Closes the connections in a forked process; otherwise other ranks would not notice the end of this rank."""
-        self._close(RuntimeError(f"the process was forked from a rank, process {parent}"))
+        self.close(RuntimeError(f"the process was forked from a rank, process {parent}"))
 
-    def _close(self, error: Exception) -> None:
+    def close(self, error: Exception) -> None:
+        """Closes all connections; every later exchange raises the error."""
         self._error = self._error or error
         for peer in self.peers:
             peer.socket.close()
@@ -153,7 +155,10 @@ class Channel:
             if self._error is None:
                 self._send(kind, number, sent)
         except OSError as error:
-            self._close(error)
+            self.close(error)
+        except BaseException:  # some ranks may have the message
+            self.close(RuntimeError("an exchange was interrupted"))
+            raise
         if received is not None:
             _write(received[self.rank], sent[self.rank])
         return SharedMemoryWork(self, kind, number, received, end)
@@ -171,11 +176,12 @@ class Channel:
             if peer.abandoned:
                 self._drain(peer)
             pieces, count = sent[peer.rank], counts[peer.rank]
-            listed, peer.released = peer.released[:MOST_RELEASED], peer.released[MOST_RELEASED:]
+            listed = peer.released[:MOST_RELEASED]
+            del peer.released[: len(listed)]  # a finalizer may append meanwhile
             released = struct.pack(f"<{len(listed)}q", *listed)
             if count <= INLINE:
                 head = HEADER.pack(kind, number, count, -1, 0, 0, len(listed))
-                peer.socket.sendmsg([head, released, *map(np.ndarray.tobytes, pieces)])
+                self._deliver(peer, b"".join([head, released, *map(np.ndarray.tobytes, pieces)]))
                 continue
             if segment is None:
                 segment = self._free_segment(size)
@@ -185,11 +191,23 @@ class Channel:
             segment.readers += 1
             position += (count + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
             if segment.known_sizes.get(peer.rank) == size:
-                peer.socket.send(head + released)
+                self._deliver(peer, head + released)
             else:
                 segment.known_sizes[peer.rank] = size
                 rights = socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(segment.descriptor)
-                peer.socket.sendmsg([head, released], [rights])
+                self._deliver(peer, head + released, [rights])
+
+    def _deliver(self, peer: Peer, message: bytes, rights: Sequence[tuple[int, int, bytes]] = ()) -> None:
+        """Sends a message. If the socket is full, first receives what has arrived, since others may wait for that."""
+        try:
+            peer.socket.sendmsg([message], rights, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            for each in self.peers:
+                self._drain(each)
+            try:
+                peer.socket.sendmsg([message], rights)
+            except BlockingIOError:
+                raise TimeoutError(f"timed out sending to rank {peer.rank}") from None
 
     def _free_segment(self, size: int) -> Segment:
         """Returns a segment that no rank reads, with at least `size` bytes: the smallest that fits, or the largest."""
@@ -216,7 +234,12 @@ class Channel:
                 if self._error is not None:
                     raise RuntimeError(str(self._error)) from self._error
                 space, flags = socket.CMSG_SPACE(_DESCRIPTOR.size), 0 if block else socket.MSG_DONTWAIT
-                content, rights, _, _ = peer.socket.recvmsg(LARGEST_MESSAGE, space, flags)
+                try:
+                    content, rights, found, _ = peer.socket.recvmsg(LARGEST_MESSAGE, space, flags)
+                except ConnectionResetError:  # a rank has ended with unread messages; its own messages come after this
+                    content, rights, found, _ = peer.socket.recvmsg(LARGEST_MESSAGE, space, flags)
+                if found & socket.MSG_CTRUNC:
+                    raise OSError(errno.EMFILE, "too many open files for a segment of shared memory")
                 if not content:
                     raise ConnectionError(f"rank {peer.rank} has closed its connection")
                 kind, arrived, count, segment, size, position, listed = HEADER.unpack_from(content)
@@ -230,18 +253,18 @@ class Channel:
                     data = peer.segments[segment][position : position + count]
                 else:
                     data = np.frombuffer(content, np.uint8)[HEADER.size + 8 * listed :]
+                peer.messages[arrived] = Message(kind, data, segment)
                 if arrived in peer.abandoned:
                     peer.abandoned.remove(arrived)
+                    del peer.messages[arrived]
                     peer.release(segment)
-                else:
-                    peer.messages[arrived] = Message(kind, data, segment)
         except BlockingIOError as error:
             if not block:
                 return False
-            self._close(TimeoutError(f"timed out waiting for rank {peer.rank}"))
+            self.close(TimeoutError(f"timed out waiting for rank {peer.rank}"))
             raise RuntimeError(str(self._error)) from error
         except OSError as error:
-            self._close(error)
+            self.close(error)
             raise RuntimeError(str(error)) from error
         return True
 
@@ -298,9 +321,12 @@ class SharedMemoryWork:
         number, received = self._number, self._received
         for peer in self._channel.peers:
             self._channel.receive(peer, number)
+        for peer in self._channel.peers:
             kind, data, segment = peer.messages[number]
             if kind != self._kind or (received is not None and len(data) != len(received[peer.rank])):
-                raise RuntimeError(f"rank {peer.rank} has sent {len(data)} bytes of another exchange")
+                error = RuntimeError(f"rank {peer.rank} has sent {len(data)} bytes of another exchange")
+                self._channel.close(error)
+                raise error
             del peer.messages[number]
             if received is not None:
                 received[peer.rank][:] = data
@@ -363,9 +389,11 @@ def _connected(group: dist.ProcessGroup) -> Channel | None:
     listener.settimeout(timeout.total_seconds() if timeout else None)
     while len(reached) < world_size - 1:
         connection, _ = listener.accept()
-        secret, other = HELLO.unpack(connection.recv(HELLO.size).ljust(HELLO.size))
-        if secret == own[1]:
-            reached[other] = connection
+        connection.settimeout(1)  # the hello of a rank has arrived already
+        with contextlib.suppress(OSError):
+            secret, other = HELLO.unpack(connection.recv(HELLO.size).ljust(HELLO.size))
+            if secret == own[1]:
+                reached[other] = connection
     peers = []
     for other, connected in sorted(reached.items()):
         assert connected is not None

@@ -253,7 +253,7 @@ def on_host(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("on_host")
-@pytest.mark.parametrize(("shared", "most", "classes", "entries"), [(True, 168, 29, 7), (False, 132, 25, 6)])
+@pytest.mark.parametrize(("shared", "most", "classes", "entries"), [(True, 172, 29, 7), (False, 132, 25, 6)])
 def test_calls_of_a_sharded_batch(ranks_of: Start, shared: bool, most: int, classes: int, entries: int) -> None:
     calls, rows_out = ranks_of(2).run(count_calls_of_rank, None, shared)[0]
     assert rows_out >= ROWS, "rows leave in every batch"
@@ -265,7 +265,7 @@ def test_calls_of_a_sharded_batch(ranks_of: Start, shared: bool, most: int, clas
 
 
 @pytest.mark.usefixtures("on_host")
-@pytest.mark.parametrize(("shared", "most"), [(True, 320), (False, 202)])
+@pytest.mark.parametrize(("shared", "most"), [(True, 330), (False, 202)])
 def test_calls_of_a_batch_with_two_levels(ranks_of: Start, shared: bool, most: int) -> None:
     calls, _ = ranks_of(4).run(count_calls_of_rank, 2, shared)[0]
     assert calls.entries[TWO_LEVELS] > 0

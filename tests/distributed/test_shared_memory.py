@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def test_the_bits_of_the_process_group(rank: int, world_size: int, name: str, de
 
 def channel_of(rank: int) -> Channel:
     """Connects the ranks of a new process group."""
-    channel = connect(dist.new_group(backend="gloo"))
+    channel = connect(dist.new_group(backend="gloo", timeout=timedelta(seconds=30)))
     assert channel is not None
     return channel
 
@@ -67,6 +68,23 @@ def test_segments_are_used_again(rank: int) -> None:
     exchange(channel, 1)  # in which each rank learns that its last segments are free
     exchange(channel, 1)
     assert not any(segment.readers for segment in channel._segments)
+
+
+@on_ranks(2, 3)
+def test_more_messages_than_a_socket_holds(rank: int) -> None:
+    channel = channel_of(rank)
+    ranks, received = len(channel.peers) + 1, np.zeros((200, len(channel.peers) + 1, INLINE), np.uint8)
+    works = [channel.start(0, [[np.full(INLINE, n, np.uint8)]] * ranks, list(received[n])) for n in range(200)]
+    for work in works:
+        work.wait()
+    assert (received == np.arange(200, dtype=np.uint8)[:, None, None]).all()
+
+
+@on_ranks(2)
+def test_more_pieces_than_a_call_sends(rank: int) -> None:
+    channel, received = channel_of(rank), np.zeros((2, 1100), np.uint8)
+    channel.start(0, [list(np.full((1100, 1), rank, np.uint8))] * 2, list(received)).wait()
+    assert received.tolist() == [[0] * 1100, [1] * 1100]
 
 
 @on_ranks(2)

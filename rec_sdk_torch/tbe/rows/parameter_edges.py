@@ -115,6 +115,7 @@ class ParameterEdges:
 
     def anchor(self, device: torch.device) -> torch.Tensor:
         """Returns the tensor that is an input of every lookup: the leaf, joined with parameters that have hooks."""
+        _install_engine()  # again, if another library has replaced the engine since
         with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
             if self.leaf is None or self.leaf.device != device:
                 self.leaf = torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
