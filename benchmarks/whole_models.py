@@ -247,6 +247,8 @@ def train_one(rank: int, options: argparse.Namespace, model: str, batch_size: in
     """Trains one contender in this process, twice over the same samples; AUC is measured after the first pass."""
     torch.set_num_threads(options.threads)
     problem = PROBLEMS[model](options.samples, options.seed, options.most_rows)
+    split = random_split(options.samples, options.seed)
+    train, test = problem.data.select(split.train), problem.data.select(split.test)
     torch.manual_seed(options.seed)
     access_free_memory(NEW_BYTES)
     reset_peak_memory()
@@ -254,12 +256,10 @@ def train_one(rank: int, options: argparse.Namespace, model: str, batch_size: in
     tables = CONTENDERS[contender](problem, options.dim, options.optimizer, batch_size, options.seed)
     torch.manual_seed(options.seed)
     whole = problem.model(tables.module, options.dim)
-    split = random_split(options.samples, options.seed)
     optimizer = optimizer_of(whole, tables)
-    train = problem.data.select(split.train)
     first = _pass(options, whole, optimizer, train.batches(batch_size))
     table_bytes = _peak() - before
-    auc = evaluate(whole, problem.data.select(split.test), batch_size).auc
+    auc = evaluate(whole, test, batch_size).auc
     steps = -(-first["trained"] // batch_size)
     second = _pass(options, whole, optimizer, itertools.islice(train.batches(batch_size), steps))
     return {
