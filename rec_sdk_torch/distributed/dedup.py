@@ -270,23 +270,21 @@ class GroupConstants:
         world_size: W, the number of ranks.
         columns: first column of each feature in the pooled output, int64.
         means: whether each feature is pooled by the mean, bool.
+        coefficients: coefficients with which the operator `update_rows` adds 1 / divisor of each gradient by SGD, for
+            the divisors 1 and W.
     """
 
     def __init__(
         self, tables: ShardedTables, group: Sequence[int], columns: Sequence[int], transfers: Transfers
     ) -> None:
         self.features = [feature for table in group for feature in tables.features(table)]
-        self.dim, self.world_size, self._device = (
-            tables.configs[group[0]].embedding_dim,
-            tables.world_size,
-            transfers.device,
-        )
+        self.dim, self.world_size = tables.configs[group[0]].embedding_dim, tables.world_size
         means = [tables.configs[table].pooling is Pooling.MEAN for table in group for _ in tables.features(table)]
         own = torch.tensor([columns[feature] for feature in self.features], dtype=torch.int64, device="cpu")
         self.columns, self.means = (each.to(transfers.device) for each in (own, torch.tensor(means, device="cpu")))
-
-    @functools.cache  # noqa: B019  a collection has few of these objects
-    def coefficients(self, divisor: int) -> torch.Tensor:
-        """Returns coefficients with which the operator `update_rows` adds 1 / `divisor` of each gradient by SGD."""
-        row = [math.inf, -1 / divisor, *[0.0] * (COEFFICIENTS - 2)]
-        return torch.tensor([row], dtype=torch.float32, device="cpu").to(self._device)
+        self.coefficients = {
+            divisor: torch.tensor(
+                [[math.inf, -1 / divisor, *[0.0] * (COEFFICIENTS - 2)]], dtype=torch.float32, device="cpu"
+            ).to(transfers.device)
+            for divisor in (1, self.world_size)
+        }

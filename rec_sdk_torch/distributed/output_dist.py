@@ -27,7 +27,7 @@ def _sum_gradients(
         counted = torch.tensor([0, rows], dtype=torch.int32, device="cpu").to(grad.device)
         every = torch.arange(rows, dtype=torch.int32, device=grad.device)
         *lookups, hot = update_arguments
-        coefficients = constants.coefficients(ranks if exact else 1)
+        coefficients = constants.coefficients[ranks if exact else 1]
         update_rows(
             sums.view(torch.uint8),
             [grad],

@@ -92,7 +92,7 @@ class Peer:
         socket: the connection; messages are received whole and in order.
         segments: the mapped segments of the other rank, by number.
         released: segments of the other rank whose data was read since the last message to it.
-        messages: received messages that nobody has read yet, by number of the exchange.
+        messages: received messages of exchanges that have not been waited for, by number of the exchange.
         abandoned: numbers of the exchanges whose messages will not be read.
     """
 
@@ -269,7 +269,7 @@ class Channel:
         return True
 
     def _drain(self, peer: Peer) -> None:
-        """Receives all messages that have arrived, so that those which nobody reads do not accumulate."""
+        """Receives all messages that have arrived; otherwise unread messages would fill the socket."""
         with contextlib.suppress(RuntimeError):  # the wait for an exchange raises it
             self.receive(peer, -1, block=False)
 

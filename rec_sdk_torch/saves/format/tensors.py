@@ -197,9 +197,8 @@ class TensorWriter:
         if self._small_file is not None:
             begin = self._starts[name] + written
             end = _copy_into(self._small_file, begin, rest)
-            self._sums[name] = crc32(
-                self._small_file[begin:end].data, self._sums[name]
-            )  # the rows are in the core's cache
+            # Computed right after the copy, while the rows are in the core's cache.
+            self._sums[name] = crc32(self._small_file[begin:end].data, self._sums[name])
             self._written[name] = written + end - begin
             return
         while len(rest):

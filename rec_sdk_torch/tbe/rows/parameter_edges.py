@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch.autograd import Variable
+from torch.autograd.graph import get_gradient_edge
 
 will_execute = torch._C._will_engine_execute_node
 """Returns whether the running backward pass executes a node; raises RuntimeError outside of a backward pass."""
@@ -119,7 +120,7 @@ class ParameterEdges:
         with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
             if self.leaf is None or self.leaf.device != device:
                 self.leaf = torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
-                self.node = self.leaf.view_as(self.leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+                self.node = get_gradient_edge(self.leaf).node
             executed = [self._tables[table].parameter.flatten() for table in sorted(self._executed)]
             return torch.cat([self.leaf, *executed]) if executed else self.leaf
 
